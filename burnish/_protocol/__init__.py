@@ -1,0 +1,1 @@
+"""Inner parts of ``burnish.protocol``; import that instead."""

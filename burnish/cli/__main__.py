@@ -1,0 +1,3 @@
+from burnish.cli.main import main
+
+main()

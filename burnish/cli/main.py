@@ -1,0 +1,63 @@
+"""The command line. Commands load what they need when they run: ``burnish --help`` answers at once and without torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from burnish.utils.console import console, error_console
+from burnish.utils.errors import BurnishError
+
+app = typer.Typer(
+    name="burnish",
+    help="Reinforcement learning for large language models, from a laptop to a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=ANYTHING)
+def train(context: typer.Context) -> None:
+    """Train: the same as python -m burnish.trainer.main_ppo key=value ..."""
+    from burnish.trainer.main_ppo import main as train_main
+
+    raise typer.Exit(train_main(context.args))
+
+
+@app.command()
+def demo(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration on top of the demo's, key=value.")] = None,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON instead of the live view.")] = False,
+) -> None:
+    """Watch a tiny model learn arithmetic by GRPO on this machine, in about two minutes."""
+    from burnish.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(overrides or [], steps=steps, seed=seed, as_json=as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from burnish import __version__
+
+    console.print(__version__, highlight=False)
+
+
+def main() -> None:
+    """Entry point: errors of burnish are sentences, not tracebacks."""
+    try:
+        app()
+    except BurnishError as error:
+        error_console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""`actor_rollout_ref`: the policy's model, its training, its generation and its reference."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config import names
+from burnish.config.section import Section, key, not_a_key, section
+
+
+@dataclass(kw_only=True, slots=True)
+class FSDPOptimizerConfig(Section):
+    """AdamW and its learning-rate schedule, which is a pure function of the trainer's step."""
+
+    optimizer: str = key("AdamW", choices=("AdamW",))
+    """The optimizer."""
+    lr: float = key(1e-6, ge=0)
+    """Learning rate after the warm-up."""
+    lr_warmup_steps: int = key(-1, ge=-1)
+    """Steps of linear warm-up; -1: `lr_warmup_steps_ratio` counts."""
+    lr_warmup_steps_ratio: float = key(0.0, ge=0, le=1)
+    """Share of all steps that warm up, when `lr_warmup_steps` is -1."""
+    total_training_steps: int = key(-1, ge=-1)
+    """Steps over which the schedule runs; -1: the run's."""
+    lr_scheduler_type: str = key("constant", choices=("constant", "cosine"))
+    """Shape after the warm-up."""
+    min_lr_ratio: float = key(0.0, ge=0, le=1)
+    """Cosine: the lowest rate, as a share of `lr`."""
+    num_cycles: float = key(0.5, gt=0)
+    """Cosine: number of waves; 0.5 falls once."""
+    weight_decay: float = key(0.01, ge=0)
+    """Decoupled weight decay."""
+    betas: list[float] = key([0.9, 0.999], ge=0, lt=1)
+    """Decay of the first and second moment."""
+    clip_grad: float = key(1.0, gt=0)
+    """Norm to which the gradient is clipped, over all parameters and ranks."""
+
+
+@dataclass(kw_only=True, slots=True)
+class FSDPEngineConfig(Section):
+    """How one model lies on its workers."""
+
+    fsdp_size: int = key(-1, ge=-1)
+    """Workers that share one copy: -1 all of them (sharded), 1 each its own copy (replicated)."""
+    dtype: str = key("auto", choices=("auto", "float32", "bfloat16", "float64"))
+    """Compute type of the weights; auto: bfloat16 on a GPU, float32 on a CPU. Masters and gradients are float32
+    (float64 with float64)."""
+    reshard_after_forward: bool = key(True)
+    """Sharded: free the gathered weights between forward and backward; false is faster and needs more memory."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PolicyLossConfig(Section):
+    """Which policy loss."""
+
+    loss_mode: str = key("vanilla", choices=names.POLICY_LOSSES, planned=names.PLANNED_POLICY_LOSSES, plug_in=True)
+    """`vanilla` is PPO's clipped loss with dual clip."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig(Section):
+    """What a checkpoint of one model holds."""
+
+    save_contents: list[str] = key(["model", "optimizer", "extra"], choices=("model", "optimizer", "extra", "hf_model"))
+    """What is saved. The model is always in Hugging Face format, so `hf_model` adds nothing."""
+    load_contents: list[str] = key(
+        None, follows=".save_contents", choices=("model", "optimizer", "extra", "hf_model")
+    )
+    """What is loaded on resume."""
+
+
+@dataclass(kw_only=True, slots=True)
+class FSDPActorConfig(Section):
+    """Training the policy."""
+
+    strategy: str = key("fsdp", choices=names.STRATEGIES, planned=names.PLANNED_STRATEGIES)
+    """Both names mean FSDP2."""
+    ppo_mini_batch_size: int = key(256, ge=1)
+    """Prompts of one optimizer step; each counts with all its samples."""
+    ppo_micro_batch_size_per_gpu: int | None = key(None, ge=1)
+    """Samples that go through the model at once, per worker; null: cut by `ppo_max_token_len_per_gpu`."""
+    use_dynamic_bsz: bool = key(False)
+    """Cut micro-batches by tokens instead of samples. The gradient is the same however they are cut."""
+    ppo_max_token_len_per_gpu: int = key(16384, ge=1)
+    """Tokens that go through the model at once, per worker, where micro-batches are cut by tokens: a hard bound."""
+    ppo_epochs: int = key(1, ge=1)
+    """Passes over a batch."""
+    shuffle: bool = key(False)
+    """Draw the mini-batches in a new order in every pass."""
+    data_loader_seed: int = key(None, follows="trainer.seed")
+    """Seed of that order."""
+    policy_loss: PolicyLossConfig = section(PolicyLossConfig)
+    """Which policy loss."""
+    clip_ratio: float = key(0.2, ge=0)
+    """PPO's clip range, as an offset: the ratio is clipped to [1 - 0.2, 1 + 0.2]."""
+    clip_ratio_low: float = key(None, follows=".clip_ratio", ge=0)
+    """Offset below 1."""
+    clip_ratio_high: float = key(None, follows=".clip_ratio", ge=0)
+    """Offset above 1."""
+    clip_ratio_c: float = key(3.0, gt=1)
+    """Dual clip (arXiv:1912.09729): the bound of the ratio where the advantage is negative."""
+    allow_wide_clip: bool = key(False)
+    """Accept clip offsets that look like bounds (0.8 and 1.2)."""
+    loss_agg_mode: str = key("token-mean", choices=names.LOSS_AGG_MODES)
+    """How token losses become one number; counts are of the whole optimizer step over all workers."""
+    loss_scale_factor: float | None = key(None, gt=0)
+    """Divisor of seq-mean-token-sum-norm; null: the longest response allowed."""
+    entropy_coeff: float = key(0.0)
+    """Weight of the entropy bonus."""
+    calculate_entropy: bool = key(False)
+    """Report the entropy also when the bonus is 0."""
+    use_kl_loss: bool = key(False)
+    """Add the KL to the reference policy to the loss."""
+    kl_loss_coef: float = key(0.001, ge=0)
+    """Weight of that KL."""
+    kl_loss_type: str = key("low_var_kl", choices=names.KL_PENALTIES)
+    """KL estimator in the loss."""
+    optim: FSDPOptimizerConfig = section(FSDPOptimizerConfig)
+    """Optimizer."""
+    fsdp_config: FSDPEngineConfig = section(FSDPEngineConfig)
+    """Layout on the workers."""
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    """Contents of checkpoints."""
+    global_batch_info: dict[str, Any] = not_a_key(dict)
+    """Counts of the optimizer step that is being computed (dp_size, batch_num_tokens, global_batch_size,
+    loss_scale_factor); the engine sets it for each call."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RefConfig(Section):
+    """The reference policy, which exists only when a KL needs it."""
+
+    strategy: str = key(
+        None, follows="actor_rollout_ref.actor.strategy", choices=names.STRATEGIES, planned=names.PLANNED_STRATEGIES
+    )
+    """Both names mean FSDP2."""
+    log_prob_micro_batch_size_per_gpu: int | None = key(None, ge=1)
+    """Samples of one forward pass, per worker; null: cut by tokens."""
+    log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
+    """Cut by tokens instead of samples."""
+    log_prob_max_token_len_per_gpu: int = key(
+        None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1
+    )
+    """Tokens of one forward pass, per worker."""
+    fsdp_config: FSDPEngineConfig = section(FSDPEngineConfig)
+    """Layout on the workers."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SamplingConfig(Section):
+    """Sampling in validation."""
+
+    temperature: float = key(0.0, ge=0)
+    """0 is greedy."""
+    top_p: float = key(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability."""
+    top_k: int = key(-1, ge=-1)
+    """Sample from this many most probable tokens; -1: all."""
+    n: int = key(1, ge=1)
+    """Responses to each prompt."""
+    do_sample: bool = key(False)
+    """False is greedy, whatever the temperature."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RolloutConfig(Section):
+    """Generating responses."""
+
+    name: str = key("native", choices=names.ROLLOUTS, planned=names.PLANNED_ROLLOUTS, plug_in=True)
+    """The engine: `native` decodes many sequences at once on the actor's own weights; `hf` is the plain reference."""
+    n: int = key(1, ge=1)
+    """Responses to each prompt in training: the size of a group."""
+    temperature: float = key(1.0, ge=0)
+    """Divides the logits, in sampling and in every log-prob; 0 is greedy."""
+    top_p: float = key(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability."""
+    top_k: int = key(-1, ge=-1)
+    """Sample from this many most probable tokens; -1: all."""
+    do_sample: bool = key(True)
+    """False is greedy."""
+    seed: int = key(None, follows="trainer.seed")
+    """Seed of sampling; a response depends on it, its prompt and its number, not on what else is in the batch."""
+    prompt_length: int = key(None, follows="data.max_prompt_length", ge=1)
+    """Tokens of a prompt, at most."""
+    response_length: int = key(None, follows="data.max_response_length", ge=1)
+    """Tokens of a response, at most."""
+    max_model_len: int | None = key(None, ge=1)
+    """Tokens of prompt and response together, at most; null: the sum of both."""
+    ignore_eos: bool = key(False)
+    """Go on to the full length."""
+    dtype: str = key("auto", choices=("auto", "float32", "bfloat16"))
+    """Type of the engine's weights where it keeps its own copy; auto: as the actor's."""
+    max_num_seqs: int = key(256, ge=1)
+    """Sequences decoded at once, per worker; a finished one makes room for a waiting one."""
+    max_num_batched_tokens: int = key(8192, ge=1)
+    """Prompt tokens taken in at once, per worker, when that is more than one prompt."""
+    free_cache_engine: bool = key(True)
+    """Give the memory of the KV cache back between rollouts; false keeps it."""
+    log_prob_micro_batch_size_per_gpu: int | None = key(None, ge=1)
+    """Samples of one forward pass for the old log-probs, per worker; null: cut by tokens."""
+    log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
+    """Cut by tokens instead of samples."""
+    log_prob_max_token_len_per_gpu: int = key(
+        None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1
+    )
+    """Tokens of one forward pass, per worker."""
+    val_kwargs: SamplingConfig = section(SamplingConfig)
+    """Sampling in validation."""
+
+
+@dataclass(kw_only=True, slots=True)
+class HFModelConfig(Section):
+    """The policy's model: a Hugging Face causal LM."""
+
+    path: str = key(None)
+    """Folder or hub name of the model. There is no default: a run says what it trains."""
+    tokenizer_path: str = key(None, follows=".path")
+    """Folder of the tokenizer."""
+    trust_remote_code: bool = key(False)
+    """Run Python code that comes with the model or its tokenizer."""
+    custom_chat_template: str | None = key(None)
+    """Chat template (Jinja) instead of the tokenizer's."""
+    external_lib: str | None = key(None)
+    """Module that is imported before the model is loaded, to register things."""
+    override_config: dict[str, Any] = key({})
+    """Entries of the model's own configuration to replace."""
+    enable_gradient_checkpointing: bool = key(False)
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ActorRolloutRefConfig(Section):
+    """The policy."""
+
+    model: HFModelConfig = section(HFModelConfig)
+    """The model."""
+    actor: FSDPActorConfig = section(FSDPActorConfig)
+    """Training."""
+    rollout: RolloutConfig = section(RolloutConfig)
+    """Generation."""
+    ref: RefConfig = section(RefConfig)
+    """The reference policy."""
+    nccl_timeout: int = key(600, ge=1)
+    """Seconds after which a collective operation between workers that does not end is an error."""

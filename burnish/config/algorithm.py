@@ -1,0 +1,81 @@
+"""`algorithm`: advantages, KL in the reward, and what is done to a batch before the update."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config import names
+from burnish.config.section import Section, key, section
+
+
+@dataclass(kw_only=True, slots=True)
+class KLControlConfig(Section):
+    """How the coefficient of the KL penalty in the reward moves."""
+
+    type: str = key("fixed", choices=("fixed", "adaptive"))
+    """`fixed` keeps `kl_coef`; `adaptive` steers it so that the measured KL approaches `target_kl`."""
+    kl_coef: float = key(0.001, ge=0)
+    """Coefficient of the KL penalty in the reward; the first one when adaptive."""
+    horizon: int = key(10000, ge=1)
+    """Adaptive: samples over which a deviation of 100 % doubles the coefficient, about."""
+    target_kl: float = key(0.1, gt=0)
+    """Adaptive: the KL per sequence to steer towards."""
+
+
+@dataclass(kw_only=True, slots=True)
+class FilterGroupsConfig(Section):
+    """Dynamic sampling (DAPO, arXiv:2503.14476): only groups whose metric varies are trained on."""
+
+    enable: bool = key(False)
+    """Regenerate until `data.train_batch_size` prompts have samples that differ."""
+    metric: str | None = key(None)
+    """What must vary within a group: acc, score, seq_reward or any extra value of the reward function."""
+    max_num_gen_batches: int = key(0, ge=0)
+    """Generation batches after which training goes on with what there is; 0: no bound."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RolloutCorrectionConfig(Section):
+    """Correction of the difference between the rollout's policy and the trainer's."""
+
+    rollout_is: str | None = key(None, choices=("token", "sequence"))
+    """Importance weights per token or per sequence."""
+    rollout_is_threshold: float = key(2.0, gt=0)
+    """Importance weights are truncated here."""
+    rollout_rs: str | None = key(None)
+    """Rejection sampling: a comma list of {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}."""
+    rollout_rs_threshold: str | float | None = key(None)
+    """Bounds of the rejection: "lower_upper" ratios for k1, an upper bound for k2 and k3."""
+    bypass_mode: bool = key(False)
+    """Take the rollout's log-probs as the old ones, without a pass of the trainer."""
+    loss_type: str = key("ppo_clip", choices=("ppo_clip", "reinforce"))
+    """The loss in bypass mode."""
+    rollout_is_batch_normalize: bool = key(False)
+    """Divide the importance weights by their mean over the batch."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AlgoConfig(Section):
+    """From scores to advantages."""
+
+    adv_estimator: str = key("gae", choices=names.ADV_ESTIMATORS, planned=names.PLANNED_ADV_ESTIMATORS, plug_in=True)
+    """The advantage estimator; `gae` trains a critic, the others do without."""
+    gamma: float = key(1.0, ge=0, le=1)
+    """Discount per token."""
+    lam: float = key(1.0, ge=0, le=1)
+    """Lambda of GAE (arXiv:1506.02438): 0 trusts the critic, 1 the returns."""
+    norm_adv_by_std_in_grpo: bool = key(True)
+    """GRPO divides by the group's standard deviation; false is Dr.GRPO (arXiv:2503.20783)."""
+    allow_single_sample_groups: bool = key(False)
+    """Let a group estimator run with `rollout.n=1`: baseline 0 and deviation 1."""
+    use_kl_in_reward: bool = key(False)
+    """Subtract the KL to the reference policy from the reward, token by token."""
+    kl_penalty: str = key("kl", choices=names.KL_PENALTIES)
+    """KL estimator in the reward."""
+    kl_ctrl: KLControlConfig = section(KLControlConfig)
+    """Coefficient of the KL in the reward."""
+    filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
+    """Dynamic sampling."""
+    rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
+    """Correction of rollout log-probs."""
+    custom: dict[str, Any] = key({})
+    """Keys of your own estimator (`algorithm.custom.alpha=0.3`); it reads them as `config.custom["alpha"]`."""

@@ -1,0 +1,62 @@
+"""What a configuration dataclass is made of: `Section`, and `key` to declare a field with its rules."""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+
+class Section:
+    """Base of every configuration dataclass; a field that is itself a `Section` is a sub-tree of keys."""
+
+    __slots__ = ()
+
+
+S = TypeVar("S", bound=Section)
+
+
+def key(
+    default: Any,
+    *,
+    follows: str | None = None,
+    choices: Sequence[str] | None = None,
+    planned: Sequence[str] = (),
+    plug_in: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """Declares one configuration key.
+
+    Args:
+        default: the value when nobody sets it; lists and dicts are copied for each instance.
+        follows: the key whose value is taken when this one is null: absolute or a sibling (".clip_ratio"). After
+            `load_config` such a field is null only where what it follows is null.
+        choices: the names that are allowed.
+        planned: names that mean something but do not exist in burnish yet; they are refused with that word.
+        plug_in: whether ``package.module:attribute`` is allowed besides the choices.
+        ge, gt, le, lt: bounds of a number, or of every number of a list.
+    """
+    rules = {
+        "follows": follows,
+        "choices": tuple(choices) if choices is not None else None,
+        "planned": tuple(planned),
+        "plug_in": plug_in,
+        "bounds": {
+            name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le), ("lt", lt)) if bound is not None
+        },
+    }
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=rules)
+    return dataclasses.field(default=default, metadata=rules)
+
+
+def section(cls: type[S], **defaults: Any) -> S:
+    """Declares a sub-section; ``defaults`` replace those of ``cls`` at this place of the tree."""
+    return dataclasses.field(default_factory=lambda: cls(**defaults))  # type: ignore[return-value]
+
+
+def not_a_key(default_factory: Any) -> Any:
+    """Declares a field that is no configuration key: it is neither set, printed nor saved."""
+    return dataclasses.field(default_factory=default_factory, repr=False, compare=False, metadata={"not_a_key": True})

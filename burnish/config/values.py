@@ -1,0 +1,158 @@
+"""From what the user typed to a value of the key's type, or an error that says what would be right."""
+
+import difflib
+import math
+import operator
+from typing import Any
+
+from burnish.config.schema import Leaf
+from burnish.utils.errors import ConfigError
+
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+_NULL = {"none", "null", "~"}
+_BOUNDS = {
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
+}
+_KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a dict"}
+
+
+def coerce(value: Any, leaf: Leaf, shown: str, text: str | None = None) -> Any:
+    """``value`` as the type of the key ``leaf``, checked against its choices and bounds.
+
+    Args:
+        value: as the parser or YAML gave it.
+        leaf: the key.
+        shown: the key and value as typed, for messages.
+        text: the value as typed; a key that takes text takes it unparsed (``experiment_name=1e3``).
+
+    Raises:
+        ConfigError: names the key and value as typed, the rule and the nearest legal value.
+    """
+    if value is None or (isinstance(value, str) and value.lower() in _NULL and _takes_null_word(value, leaf)):
+        if leaf.accepts(list) and not leaf.nullable:
+            return []
+        if not leaf.nullable:
+            raise ConfigError(f"{shown}: the key cannot be null. {_allowed(leaf)}")
+        return None
+    value = _to_type(value, leaf, shown, text)
+    for item in value if isinstance(value, list) else [value]:
+        _check_choice(item, leaf, shown)
+        _check_bounds(item, leaf, shown)
+    return value
+
+
+def is_text(leaf: Leaf) -> bool:
+    """Whether the key takes free text, such as a path."""
+    return leaf.accepts(str) and leaf.choices is None
+
+
+def near(name: str, names: Any, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The ``names`` that look most like ``name``, whatever the case and dashes."""
+
+    def plain(word: str) -> str:
+        return word.lower().replace("-", "_")
+
+    by_plain = {plain(candidate): candidate for candidate in names}
+    return [by_plain[match] for match in difflib.get_close_matches(plain(name), by_plain, n=count, cutoff=cutoff)]
+
+
+def show(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(show(item) for item in value) + "]"
+    return str(value)
+
+
+def _takes_null_word(value: str, leaf: Leaf) -> bool:
+    return not (leaf.choices and value in leaf.choices) and (leaf.nullable or not is_text(leaf))
+
+
+def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
+    # `int | str` is a number or a word: numbers first, so that "4" in quotes is 4.
+    for kind in sorted(leaf.types, key=lambda kind: kind is str):
+        converted = _convert(value, kind, leaf, text)
+        if converted is not None:
+            return converted
+    kinds = " or ".join(_KIND_NAMES[kind] for kind in leaf.types)
+    raise ConfigError(f"{shown}: {_KIND_NAMES.get(type(value), 'this')} is given where {kinds} belongs. {_allowed(leaf)}")
+
+
+def _convert(value: Any, kind: type, leaf: Leaf, text: str | None = None) -> Any:
+    """``value`` as a ``kind``, or None where it is none."""
+    if kind is bool:
+        word = str(value).lower() if isinstance(value, bool | int | str) else ""
+        return True if word in _TRUE else False if word in _FALSE else None
+    if kind in (int, float):
+        return _to_number(value, kind)
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        return text if text is not None else show(value) if isinstance(value, bool | int | float) else None
+    if kind is dict:
+        return {str(name): entry for name, entry in value.items()} if isinstance(value, dict) else None
+    return _to_list(value, leaf)
+
+
+def _to_number(value: Any, kind: type) -> Any:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        try:
+            value = float(value) if not value.strip().lstrip("+-").isdigit() else int(value)
+        except ValueError:
+            return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if kind is float:
+        return float(value)
+    return int(value) if value == int(value) else None
+
+
+def _to_list(value: Any, leaf: Leaf) -> list[Any] | None:
+    if isinstance(value, str) and value.strip().startswith("["):
+        # A list inside quotes, as scripts write it: "['a.parquet', 'b.parquet']".
+        inner = value.strip().removeprefix("[").removesuffix("]")
+        value = [item.strip().strip("'\"") for item in inner.split(",") if item.strip()]
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    converted = [_convert(item, leaf.item_type, leaf) for item in items]
+    return None if any(item is None for item in converted) else converted
+
+
+def _check_choice(item: Any, leaf: Leaf, shown: str) -> None:
+    if leaf.choices is None or not isinstance(item, str) or item in leaf.choices:
+        return
+    if leaf.plug_in and ":" in item:
+        return
+    own = " Your own is named as package.module:attribute." if leaf.plug_in else ""
+    if item in leaf.planned:
+        raise ConfigError(f"{shown}: {item} does not exist in burnish yet. There is: {', '.join(leaf.choices)}.{own}")
+    close = near(item, leaf.choices)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"{shown}: {item!r} is no value of this key.{hint} There is: {', '.join(leaf.choices)}.{own}")
+
+
+def _check_bounds(item: Any, leaf: Leaf, shown: str) -> None:
+    if isinstance(item, str | dict | bool):
+        return
+    for name, bound in leaf.bounds.items():
+        if not _BOUNDS[name][1](item, bound):
+            rule = " and ".join(f"{_BOUNDS[name][0]} {show(bound)}" for name, bound in leaf.bounds.items())
+            nearest = f" The nearest value is {show(bound)}." if name in ("ge", "le") else ""
+            raise ConfigError(f"{shown}: the value must be {rule}.{nearest}")
+
+
+def _allowed(leaf: Leaf) -> str:
+    """What one could set instead, in words."""
+    if leaf.choices:
+        return f"There is: {', '.join(leaf.choices)}."
+    if leaf.default is None:
+        return "Leave it out, or set null." if leaf.nullable else ""
+    return f"The default is {show(leaf.default)}."

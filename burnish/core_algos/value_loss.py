@@ -1,0 +1,42 @@
+"""The critic's loss."""
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from burnish.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_mean
+from burnish.utils.torch_functional import as_mask, zero_outside
+
+
+def compute_value_loss(
+    vpreds: Float[Tensor, "batch response"],
+    returns: Float[Tensor, "batch response"],
+    values: Float[Tensor, "batch response"],
+    response_mask: Shaped[Tensor, "batch response"],
+    cliprange_value: float,
+    loss_agg_mode: str = "token-mean",
+    global_batch_info: GlobalBatchInfo | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """0.5 agg(max((v - R)^2, (clip(v, v_old +- cliprange_value) - R)^2)).
+
+    Args:
+        vpreds: v, of the critic, with gradient.
+        returns: R.
+        values: v_old, of the critic before the update.
+        response_mask: the loss mask, bool or 0/1.
+        cliprange_value: how far v may move from v_old before its gradient is cut.
+        loss_agg_mode: see `agg_loss`.
+        global_batch_info: denominators of the whole optimizer step; None counts ``response_mask`` alone.
+
+    Returns:
+        loss: a scalar.
+        vf_clipfrac: share of tokens where the clip is active; detached, adds up over micro-batches and ranks.
+    """
+    info = global_batch_info or {}
+    mask = as_mask(response_mask, vpreds, "response_mask")
+    vpreds, returns, values = zero_outside(mask, vpreds=vpreds, returns=returns.detach(), values=values.detach())
+    clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
+    losses = (vpreds - returns).square()
+    clipped_losses = (clipped - returns).square()
+    loss = 0.5 * agg_loss(torch.maximum(losses, clipped_losses), mask, loss_agg_mode, **info)
+    return loss, token_mean(clipped_losses > losses, mask, info.get("batch_num_tokens"))

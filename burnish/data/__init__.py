@@ -1,0 +1,18 @@
+"""Files to batches of prompts."""
+
+from burnish.data.collate import collate_fn
+from burnish.data.files import read_rows, resolve_files
+from burnish.data.loader import create_dataloader
+from burnish.data.rl_dataset import RLHFDataset, create_rl_dataset
+from burnish.data.sampler import EpochSampler, create_rl_sampler
+
+__all__ = [
+    "EpochSampler",
+    "RLHFDataset",
+    "collate_fn",
+    "create_dataloader",
+    "create_rl_dataset",
+    "create_rl_sampler",
+    "read_rows",
+    "resolve_files",
+]

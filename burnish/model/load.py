@@ -1,0 +1,210 @@
+"""Hugging Face causal LMs with our attention: from a folder, or random from a configuration."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from burnish.model.attention import ATTENTION_NAME, PackedContext
+from burnish.model.head import head_logits, logit_transform
+from burnish.utils.errors import ModelError
+
+# Not ours to override: burnish computes attention itself, and the engine's own key says the precision.
+_RESERVED = ("attn_implementation", "_attn_implementation", "torch_dtype", "dtype")
+
+
+def load_config(
+    path: str, *, trust_remote_code: bool = False, override_config: Mapping[str, Any] | None = None
+) -> PreTrainedConfig:
+    """The Hugging Face configuration at ``path`` with the keys of ``override_config`` replaced.
+
+    Raises:
+        ModelError: there is no configuration, or a key that it does not have is overridden.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"No Hugging Face configuration can be read from model path {path!r}: {error}") from error
+    for key, value in (override_config or {}).items():
+        if key in _RESERVED:
+            raise ModelError(f"override_config.{key} cannot be set: attention is burnish's own and dtype is an engine key.")
+        if not hasattr(config, key):
+            raise ModelError(f"override_config.{key}: {type(config).__name__} at {path!r} has no such key.")
+        setattr(config, key, value)
+    return config
+
+
+def load_causal_lm(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+    attn: bool = True,
+) -> PreTrainedModel:
+    """The causal LM at ``path`` on the CPU, in ``dtype``, attending through `burnish.model.attention`.
+
+    Dropout is switched off: a policy whose log-probs are random has no ratio.
+
+    Args:
+        path: a folder in Hugging Face format, or a hub name that is in the local cache or can be fetched.
+        override_config: keys of the Hugging Face configuration to replace.
+        attn: False leaves transformers' own attention in place (for references and tests).
+
+    Raises:
+        ModelError: nothing loadable at ``path``, or the architecture cannot use our attention.
+    """
+    return _load(AutoModelForCausalLM, path, dtype, trust_remote_code, override_config, attn)
+
+
+def load_backbone(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """As `load_causal_lm`, without the language-model head; a folder saved with one is fine."""
+    return _load(AutoModel, path, dtype, trust_remote_code, override_config, True)
+
+
+def build_causal_lm(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.float32, *, seed: int = 0, attn: bool = True
+) -> PreTrainedModel:
+    """A causal LM with random weights that depend only on ``config`` and ``seed``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=ATTENTION_NAME if attn else None
+            )
+        except ValueError as error:
+            raise ModelError(f"{type(config).__name__} cannot be built: {error}") from error
+    return _prepare(model, attn)
+
+
+def eos_token_ids(model_or_path: PreTrainedModel | str, tokenizer: Any = None) -> tuple[int, ...]:
+    """Every token that ends a response: those of the generation configuration and the tokenizer's, ascending.
+
+    A chat model often ends turns with another token than its tokenizer's EOS; missing one, it talks on after its answer.
+    """
+    found: set[int] = set()
+    configs: list[Any] = []
+    if isinstance(model_or_path, str):
+        if (Path(model_or_path) / "generation_config.json").exists():
+            configs.append(GenerationConfig.from_pretrained(model_or_path))
+        configs.append(load_config(model_or_path))
+    else:
+        configs += [getattr(model_or_path, "generation_config", None), model_or_path.config]
+    for config in configs:
+        ids = getattr(config, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return tuple(sorted(found))
+
+
+def _load(
+    auto_class: Any,
+    path: str,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    override_config: Mapping[str, Any] | None,
+    attn: bool,
+) -> PreTrainedModel:
+    config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
+    try:
+        model = auto_class.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            attn_implementation=ATTENTION_NAME if attn else None,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"No {type(config).__name__} model can be loaded from {path!r}: {error}") from error
+    return _prepare(model, attn)
+
+
+def _prepare(model: PreTrainedModel, attn: bool) -> PreTrainedModel:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.eval()
+    if attn:
+        check_model(model)
+    return model
+
+
+class _Probe(PackedContext):
+    """A packed context that remembers which layers asked it."""
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        super().__init__(lengths, device)
+        self.layers: set[int] = set()
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+        self.layers.add(int(module.layer_idx))  # type: ignore[arg-type]
+        return super().attend(module, query, key, value, **how)
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Makes sure, by one call on six tokens, that burnish computes what the model means.
+
+    Every layer must attend through the context and mix tokens in no other way: the same three tokens are packed behind
+    each other, and a layer that mixes differently (state space, convolution, attention code of its own) gives the second
+    copy another result. And our head must give the model's logits.
+
+    Raises:
+        ModelError: naming the class and what it does instead.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    if getattr(config, "attention_chunk_size", None):
+        raise ModelError(f"{name} attends in chunks (attention_chunk_size), which burnish does not compute.")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder; burnish trains decoder-only models.")
+    probe = _Probe([3, 3], model.device)
+    output, hidden = _probe_outputs(model, probe)
+    missing = sorted(set(range(config.num_hidden_layers)) - probe.layers)
+    if missing:
+        raise ModelError(
+            f"{name} cannot be used: layers {missing} of {config.num_hidden_layers} do not call transformers' attention "
+            "interface, so burnish cannot replace their attention."
+        )
+    if not _close(output[:3], output[3:]):
+        raise ModelError(f"{name} cannot be used: its layers mix tokens of different packed sequences.")
+    head = model.get_output_embeddings()
+    if head is not None:
+        with torch.no_grad():
+            ours = head_logits(hidden, head.weight, getattr(head, "bias", None), logit_transform(config))
+        if not _close(ours, output):
+            raise ModelError(f"{name} cannot be used: it computes its logits in a way that burnish's head does not know.")
+
+
+def _probe_outputs(model: PreTrainedModel, probe: _Probe) -> tuple[Tensor, Tensor]:
+    """The model's output and its backbone's, [6, vocab or hidden] and [6, hidden]."""
+    # Any ids do, except that the padding id may have a zero embedding.
+    ids = torch.tensor([1, 2, 3], device=model.device) % model.config.get_text_config().vocab_size
+    seen: list[Tensor] = []
+    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, output: seen.append(output[0][0]))
+    try:
+        with torch.no_grad():
+            output = model(
+                input_ids=ids.repeat(2)[None],
+                position_ids=torch.arange(3, device=model.device).repeat(2)[None],
+                use_cache=False,
+                attention_context=probe,
+            )
+    finally:
+        hook.remove()
+    return output[0][0], seen[0]
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding of the coarser of the two dtypes, relative to the largest entry."""
+    coarse = torch.bfloat16 in (a.dtype, b.dtype) or torch.float16 in (a.dtype, b.dtype)
+    tolerance = (5e-2 if coarse else 1e-3) * max(float(a.abs().max()), 1e-6)
+    return bool(((a.double() - b.double()).abs() <= tolerance).all())

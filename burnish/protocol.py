@@ -1,0 +1,613 @@
+# ruff: noqa: E501 (the table of keys reads as a table)
+"""``DataProto``, the one currency between stages, workers and processes, and the table of the keys it carries.
+
+Tensors in a batch are values: a stage adds keys and never writes into a tensor that it was given. Slices and chunks are
+views, and a batch that came through Ray's object store is a view of memory that other processes read; who must write
+takes ``data.select(deepcopy=True)``.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, overload
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch.utils.data import DataLoader
+
+from burnish._protocol import serialisation
+from burnish._protocol.equality import same_tensor
+from burnish._protocol.joining import (
+    check_same_keys,
+    concat_meta_info,
+    object_array,
+    pick,
+    union_numpy_dict,
+    union_two_dict,
+)
+from burnish._protocol.keys import PAD_TOKEN, BatchKey, PadSide
+from burnish._protocol.padding import align, check_same_shapes
+from burnish.utils.batch_error import BatchError
+
+STAGES = ("prompts", "rollout", "reward", "log_probs", "values", "advantages", "updates")
+"""The stages of one step that add keys, in order."""
+
+_I, _F, _B = torch.int64, torch.float32, torch.bool
+_BOTH: PadSide = "prompt_response"
+
+# fmt: off
+BATCH_KEYS: dict[str, BatchKey] = {
+    # key                              stage         pad      pad value  when                    meaning, dtype
+    "input_ids":              BatchKey("prompts",    _BOTH,   PAD_TOKEN, "",                     "token ids of the prompt, from the rollout on followed by the response", _I),
+    "attention_mask":         BatchKey("prompts",    _BOTH,   False,     "",                     "true where input_ids holds a token, false on padding", _B),
+    "position_ids":           BatchKey("prompts",    _BOTH,   0,         "",                     "position of each token in its sequence, from 0; no meaning on padding", _I),
+    "uid":                    BatchKey("prompts",    None,    "",        "",                     "epoch and row of the prompt; the samples of one prompt share it"),
+    "raw_prompt":             BatchKey("prompts",    None,    "",        "",                     "messages (list of dicts) or text before rendering"),
+    "data_source":            BatchKey("prompts",    None,    "",        "",                     "name of the data set, decides the scoring function"),
+    "reward_model":           BatchKey("prompts",    None,    "",        "",                     "dict with ground_truth"),
+    "extra_info":             BatchKey("prompts",    None,    "",        "",                     "dict handed to the scoring function as it is"),
+    "sample_index":           BatchKey("rollout",    None,    "",        "",                     "number of the sample among the rollout.n of its prompt"),
+    "prompts":                BatchKey("rollout",    "left",  PAD_TOKEN, "",                     "token ids of the prompt", _I),
+    "responses":              BatchKey("rollout",    "right", PAD_TOKEN, "",                     "token ids after the prompt", _I),
+    "response_mask":          BatchKey("rollout",    "right", False,     "",                     "true where the policy sampled the token; never changes", _B),
+    "rollout_log_probs":      BatchKey("rollout",    "right", 0.0,       "",                     "log softmax(logits / T) of each token, by the rollout engine", _F),
+    "policy_version":         BatchKey("rollout",    None,    0,         "",                     "number of weight updates of the policy that sampled the row", _I),
+    "finish_reason":          BatchKey("rollout",    None,    "",        "",                     "stop, length or abort"),
+    "reward_baselines":       BatchKey("rollout",    None,    0.0,       "adv_estimator=remax",  "score of the greedy response to the row's prompt", _F),
+    "token_level_scores":     BatchKey("reward",     "right", 0.0,       "",                     "score on the token it is for, usually the last one sampled", _F),
+    "valid":                  BatchKey("reward",     None,    False,     "",                     "false where the row could not be scored", _B),
+    "rm_scores":              BatchKey("reward",     "right", 0.0,       "reward model",         "score of the reward model, on the last token", _F),
+    "old_log_probs":          BatchKey("log_probs",  "right", 0.0,       "",                     "log-prob of each token under the policy before the updates", _F),
+    "ref_log_prob":           BatchKey("log_probs",  "right", 0.0,       "KL in reward or loss", "log-prob of each token under the reference", _F),
+    "sum_pi_squared":         BatchKey("log_probs",  "right", 0.0,       "optimal token baseline", "sum over the vocabulary of squared probabilities", _F),
+    "values":                 BatchKey("values",     "right", 0.0,       "critic",               "value of the state before each token", _F),
+    "token_level_rewards":    BatchKey("advantages", "right", 0.0,       "",                     "scores, less the KL penalty if it is in the reward", _F),
+    "advantages":             BatchKey("advantages", "right", 0.0,       "",                     "advantage of each token", _F),
+    "returns":                BatchKey("advantages", "right", 0.0,       "",                     "what the critic is to predict before each token", _F),
+    "loss_mask":              BatchKey("advantages", "right", False,     "",                     "true where the token is trained on", _B),
+    "rollout_is_weights":     BatchKey("advantages", "right", 0.0,       "rollout correction",   "importance weight of each token", _F),
+    "mini_batch_id":          BatchKey("updates",    None,    0,         "",                     "number of the mini-batch the row belongs to", _I),
+}
+# fmt: on
+
+
+@dataclass
+class DataProtoItem:
+    """One row of a :class:`DataProto`."""
+
+    batch: TensorDict | None = None
+    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False, repr=False)
+class DataProto:
+    """Rows: tensors ``[batch, ...]``, any other values as object arrays ``[batch]``, and facts about all of them.
+
+    Attributes:
+        batch: tensors, all with the same first dimension; ``None`` when there are none.
+        non_tensor_batch: one-dimensional object arrays of the same length.
+        meta_info: whatever belongs to the whole batch.
+    """
+
+    batch: TensorDict | None = None
+    non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.non_tensor_batch = {} if self.non_tensor_batch is None else self.non_tensor_batch
+        self.meta_info = {} if self.meta_info is None else self.meta_info
+        self.check_consistency()
+
+    # Making one, and taking it apart.
+
+    @classmethod
+    def from_single_dict(cls, data: Mapping[str, Any], meta_info: dict[str, Any] | None = None) -> "DataProto":
+        """From one dict of tensors and of arrays or lists, as a collate function returns it.
+
+        Raises:
+            BatchError: another kind of value, or different numbers of rows.
+        """
+        tensors, non_tensors = {}, {}
+        for key, value in data.items():
+            if isinstance(value, torch.Tensor):
+                tensors[key] = value
+            elif isinstance(value, (np.ndarray, list, tuple)):
+                non_tensors[key] = value
+            else:
+                raise BatchError(
+                    f"The key {key!r} is a {type(value).__name__}; a batch holds tensors, arrays or lists."
+                )
+        return cls.from_dict(tensors=tensors, non_tensors=non_tensors, meta_info=meta_info)
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        non_tensors: Mapping[str, Sequence | np.ndarray] | None = None,
+        meta_info: dict[str, Any] | None = None,
+    ) -> "DataProto":
+        """From tensors ``[batch, ...]`` and from arrays or lists, which become one-dimensional object arrays.
+
+        Raises:
+            BatchError: the numbers of rows differ.
+        """
+        batch = None
+        if tensors:
+            sizes = {key: list(tensor.shape[:1]) for key, tensor in tensors.items()}
+            size = next(iter(sizes.values()))
+            if not size or any(other != size for other in sizes.values()):
+                raise BatchError(f"All tensors of a batch need the same first dimension, not {sizes}.")
+            batch = TensorDict(dict(tensors), batch_size=size)
+        arrays = {key: object_array(value) for key, value in (non_tensors or {}).items()}
+        return cls(batch=batch, non_tensor_batch=arrays, meta_info=dict(meta_info or {}))
+
+    @classmethod
+    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: dict[str, Any] | None = None) -> "DataProto":
+        """The inverse of :meth:`to_tensordict`: stacks of non-tensors are rows, single ones are ``meta_info``."""
+        tensors: dict[str, Any] = {}
+        non_tensors: dict[str, np.ndarray] = {}
+        meta: dict[str, Any] = {}
+        for name in tensor_dict.keys():  # noqa: SIM118 (no mapping)
+            key, value = str(name), tensor_dict.get(name)
+            if isinstance(value, NonTensorStack):
+                non_tensors[key] = object_array([item.data for item in value])
+            elif isinstance(value, NonTensorData):
+                meta[key] = value.data
+            else:
+                tensors[key] = value
+        batch = TensorDict(tensors, batch_size=tensor_dict.batch_size) if tensors else None
+        return cls(batch=batch, non_tensor_batch=non_tensors, meta_info={**meta, **(meta_info or {})})
+
+    def to_tensordict(self) -> TensorDict:
+        """Everything in one TensorDict: arrays as ``NonTensorStack``, ``meta_info`` as ``NonTensorData``.
+
+        Raises:
+            BatchError: a key is in two of the three parts.
+        """
+        result = TensorDict(dict(self._tensors()), batch_size=[len(self)])
+        for key, values in self.non_tensor_batch.items():
+            self._refuse_twice(key, result)
+            result.set(key, NonTensorStack(*[NonTensorData(value) for value in values]))
+        for key, value in self.meta_info.items():
+            self._refuse_twice(key, result)
+            result.set(key, NonTensorData(value))  # type: ignore[arg-type]
+        return result
+
+    @staticmethod
+    def _refuse_twice(key: str, result: TensorDict) -> None:
+        if key in result.keys():  # noqa: SIM118 (no mapping)
+            raise BatchError(f"The key {key!r} is in two parts of the DataProto, so one TensorDict cannot hold both.")
+
+    def check_consistency(self) -> None:
+        """Raises ``BatchError`` unless all keys have the same number of rows and the right kind of value."""
+        if self.batch is not None and len(self.batch.batch_size) != 1:
+            raise BatchError(f"A batch has one batch dimension, not {list(self.batch.batch_size)}.")
+        for key, tensor in self._tensors().items():
+            if not isinstance(tensor, torch.Tensor):
+                raise BatchError(f"The batch key {key!r} is a {type(tensor).__name__} and not a tensor.")
+        for key, values in self.non_tensor_batch.items():
+            if not isinstance(values, np.ndarray) or not values.ndim:
+                raise BatchError(
+                    f"The non-tensor key {key!r} is a {type(values).__name__} and not an array with one value a row; "
+                    f"DataProto.from_dict makes arrays of lists."
+                )
+            if len(values) != len(self):
+                raise BatchError(f"The non-tensor key {key!r} has {len(values)} rows, the batch has {len(self)}.")
+
+    # Looking at it.
+
+    def __len__(self) -> int:
+        if self.batch is not None:
+            return self.batch.batch_size[0]
+        return len(next(iter(self.non_tensor_batch.values()))) if self.non_tensor_batch else 0
+
+    def __repr__(self) -> str:
+        tensors = (f"{k} {str(t.dtype)[6:]}{list(t.shape)}" for k, t in self._tensors().items())
+        keys = ", ".join(itertools.chain(tensors, self.non_tensor_batch))
+        return f"DataProto({len(self)} rows: {keys}; meta_info: {', '.join(map(str, self.meta_info))})"
+
+    def nbytes(self) -> int:
+        """Bytes of the tensors' values; non-tensor values are not counted."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {} if self.batch is None else {str(key): self.batch.get(key) for key in self.batch.keys()}  # noqa: SIM118
+
+    # Rows.
+
+    @overload
+    def __getitem__(self, item: int) -> DataProtoItem: ...
+
+    @overload
+    def __getitem__(self, item: Any) -> "DataProto": ...
+
+    def __getitem__(self, item: Any) -> "DataProto | DataProtoItem":
+        """An int gives a :class:`DataProtoItem`; a slice, list, array or tensor (indices or mask) a DataProto."""
+        if isinstance(item, slice):
+            return self.slice(item.start, item.stop, item.step)
+        if isinstance(item, list) or (isinstance(item, (np.ndarray, torch.Tensor)) and item.ndim):
+            return self.select_idxs(item)
+        index = int(item)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Row {index} is asked for, but the batch has {len(self)} rows.")
+        row = None if self.batch is None else self.batch[index]
+        return DataProtoItem(row, {key: values[index] for key, values in self.non_tensor_batch.items()}, self.meta_info)
+
+    def select_idxs(self, idxs: torch.Tensor | np.ndarray | Sequence[int] | Sequence[bool]) -> "DataProto":
+        """The rows at ``idxs``, in that order and as often as named; or the rows where a boolean mask is true.
+
+        Raises:
+            BatchError: a mask of another length.
+            IndexError: no such row.
+        """
+        index = torch.as_tensor(idxs).cpu() if len(idxs) else torch.zeros(0, dtype=torch.int64)
+        if index.dtype == torch.bool:
+            if len(index) != len(self):
+                raise BatchError(f"A mask of length {len(index)} cannot select from {len(self)} rows.")
+            index = index.nonzero().squeeze(-1)
+        index = index.to(torch.int64)
+        if len(index) and not -len(self) <= int(index.min()) <= int(index.max()) < len(self):
+            raise IndexError(f"Rows {int(index.min())} to {int(index.max())} are asked for, there are {len(self)}.")
+        index = index % max(len(self), 1)
+        positions = index.numpy()
+        return self._map_rows(lambda tensor: tensor[index.to(tensor.device)], lambda values: values[positions])
+
+    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> "DataProto":
+        """Rows ``start:end:step`` as views of this batch (copies if ``step`` is negative)."""
+        rows = slice(start, end, step)
+        if step is not None and step < 0:
+            return self.select_idxs(list(range(len(self)))[rows])
+        return self._map_rows(lambda tensor: tensor[rows], lambda values: values[rows])
+
+    def _map_rows(
+        self, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_array: Callable[[np.ndarray], np.ndarray]
+    ) -> "DataProto":
+        batch = None
+        if self.batch is not None:
+            tensors = {key: of_tensor(tensor) for key, tensor in self._tensors().items()}
+            num_rows = len(of_array(np.empty(len(self), dtype=bool)))
+            batch = TensorDict(tensors, batch_size=[num_rows], device=self.batch.device)
+        arrays = {key: of_array(values) for key, values in self.non_tensor_batch.items()}
+        return DataProto(batch, arrays, dict(self.meta_info))
+
+    def reorder(self, indices: torch.Tensor | np.ndarray | Sequence[int]) -> None:
+        """Puts the rows, in place, into the order ``indices``: row ``i`` becomes what row ``indices[i]`` was.
+
+        Raises:
+            BatchError: ``indices`` is no permutation of the rows.
+        """
+        if sorted(int(index) for index in indices) != list(range(len(self))):
+            raise BatchError(f"reorder needs each of the {len(self)} rows exactly once; select_idxs takes any rows.")
+        ordered = self.select_idxs(indices)
+        self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
+        """Every row ``repeat_times`` times: ``a a b b`` if interleaved, else ``a b a b``."""
+        index = torch.arange(len(self))
+        return self.select_idxs(index.repeat_interleave(repeat_times) if interleave else index.repeat(repeat_times))
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> "DataProto":
+        """Row ``i`` ``repeat_times[i]`` times, copies next to each other.
+
+        Raises:
+            BatchError: not one number a row.
+        """
+        times = torch.as_tensor(repeat_times, dtype=torch.int64).cpu()
+        if times.shape != (len(self),):
+            raise BatchError(f"sample_level_repeat needs a number for each of {len(self)} rows, not {len(times)}.")
+        return self.select_idxs(torch.arange(len(self)).repeat_interleave(times))
+
+    def chunk(self, chunks: int) -> list["DataProto"]:
+        """``chunks`` batches of equal size, as views.
+
+        Raises:
+            BatchError: the rows do not divide; :func:`pad_dataproto_to_divisor` adds some.
+        """
+        if chunks < 1 or len(self) % chunks:
+            raise BatchError(
+                f"{len(self)} rows cannot be cut into {chunks} equal chunks. "
+                f"pad_dataproto_to_divisor(data, {chunks}) adds rows that unpad_dataproto removes."
+            )
+        size = len(self) // chunks
+        return [self.slice(index * size, (index + 1) * size) for index in range(chunks)]
+
+    def split(self, split_size: int) -> list["DataProto"]:
+        """Batches of ``split_size`` rows, as views; the last may have fewer.
+
+        Raises:
+            BatchError: ``split_size`` is not positive.
+        """
+        if split_size < 1:
+            raise BatchError(f"A batch cannot be split into parts of {split_size} rows.")
+        return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
+
+    @staticmethod
+    def concat(data: Sequence["DataProto"]) -> "DataProto":
+        """All rows one after the other; different widths are padded by :data:`BATCH_KEYS`.
+
+        ``meta_info`` must agree where two parts have the same key, but for ``metrics`` (a dict, or a list of dicts, a
+        part), which becomes one dict of lists with an entry a part. Parts without any key add their ``meta_info`` only.
+
+        Raises:
+            BatchError: nothing to join, different keys, widths that the table cannot reconcile, contradicting facts.
+        """
+        if not data:
+            raise BatchError("There is nothing to concatenate: the list of batches is empty.")
+        meta_info = concat_meta_info([part.meta_info for part in data])
+        parts = [part for part in data if part.batch is not None or part.non_tensor_batch]
+        if not parts:
+            return DataProto(meta_info=meta_info)
+        check_same_keys("tensor", [part._tensors().keys() for part in parts])
+        check_same_keys("non-tensor", [part.non_tensor_batch.keys() for part in parts])
+        arrays = {
+            key: np.concatenate([object_array(part.non_tensor_batch[key]) for part in parts])
+            for key in parts[0].non_tensor_batch
+        }
+        if parts[0].batch is None:
+            return DataProto(non_tensor_batch=arrays, meta_info=meta_info)
+        aligned = align([part._tensors() for part in parts], BATCH_KEYS, meta_info.get("pad_token_id") or 0)
+        check_same_shapes(aligned)
+        tensors = {key: torch.cat([batch[key] for batch in aligned]) for key in aligned[0]}
+        return DataProto(TensorDict(tensors, batch_size=[sum(map(len, parts))]), arrays, meta_info)
+
+    def make_iterator(
+        self,
+        mini_batch_size: int,
+        epochs: int,
+        seed: int | None = None,
+        dataloader_kwargs: dict[str, Any] | None = None,
+    ) -> Iterator["DataProto"]:
+        """Mini-batches, ``epochs`` times over; ``dataloader_kwargs={"shuffle": True}`` orders each epoch anew.
+
+        The order is a function of ``seed`` alone (0 if ``None``); the global generator is neither read nor advanced.
+
+        Raises:
+            BatchError: the rows do not divide into mini-batches.
+        """
+        if mini_batch_size < 1 or len(self) % mini_batch_size:
+            raise BatchError(f"{len(self)} rows cannot be cut into mini-batches of {mini_batch_size} rows.")
+        generator = torch.Generator().manual_seed(seed or 0)
+        rows = range(len(self))
+        loader: Iterable[DataProto] = ()
+        if len(self):
+            loader = DataLoader(
+                rows,  # type: ignore[arg-type]
+                batch_size=mini_batch_size,
+                collate_fn=self.select_idxs,
+                generator=generator,
+                **(dataloader_kwargs or {}),
+            )
+        return itertools.chain.from_iterable(loader for _ in range(epochs))
+
+    # Keys.
+
+    def select(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
+        deepcopy: bool = False,
+    ) -> "DataProto":
+        """A DataProto of these keys (``None``: all), sharing the values unless ``deepcopy``.
+
+        Raises:
+            BatchError: no such key.
+        """
+        batch = None
+        if self.batch is not None:
+            tensors = pick(self._tensors(), batch_keys, "tensor")
+            batch = TensorDict(tensors, batch_size=self.batch.batch_size, device=self.batch.device)
+        elif batch_keys is not None:
+            pick({}, batch_keys, "tensor")
+        arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, "non-tensor")
+        result = DataProto(batch, arrays, pick(self.meta_info, meta_info_keys, "meta_info"))
+        return copy.deepcopy(result) if deepcopy else result
+
+    def pop(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
+    ) -> "DataProto":
+        """Takes these keys (``None``: none) out of this DataProto and returns them as another.
+
+        Raises:
+            BatchError: no such key; nothing was taken then.
+        """
+        tensors = pick(self._tensors(), batch_keys or (), "tensor")
+        arrays = pick(self.non_tensor_batch, non_tensor_batch_keys or (), "non-tensor")
+        meta_info = pick(self.meta_info, meta_info_keys or (), "meta_info")
+        popped = DataProto.from_dict(tensors, arrays, meta_info)
+        for key in tensors:
+            self.batch.del_(key)  # type: ignore[union-attr]
+        for key in arrays:
+            del self.non_tensor_batch[key]
+        for key in meta_info:
+            del self.meta_info[key]
+        return popped
+
+    def rename(
+        self, old_keys: str | Sequence[str] | None = None, new_keys: str | Sequence[str] | None = None
+    ) -> "DataProto":
+        """Renames tensor or non-tensor keys in place and returns self.
+
+        Raises:
+            BatchError: lists of different lengths, no such key, or a new name that is taken.
+        """
+        old = [old_keys] if isinstance(old_keys, str) else list(old_keys or ())
+        new = [new_keys] if isinstance(new_keys, str) else list(new_keys or ())
+        if len(old) != len(new):
+            raise BatchError(f"rename needs as many new keys as old ones: {old} and {new}.")
+        names = dict(zip(old, new, strict=True))
+        tensors, arrays = self._tensors(), self.non_tensor_batch
+        pick({**tensors, **arrays}, old, "tensor or non-tensor")
+        result = [names.get(key, key) for key in itertools.chain(tensors, arrays)]
+        if len(set(result)) < len(result):
+            raise BatchError(f"Renaming {old} to {new} would give two keys one name.")
+        self.non_tensor_batch = {names.get(key, key): values for key, values in arrays.items()}
+        if self.batch is not None:
+            renamed = {names.get(key, key): tensor for key, tensor in tensors.items()}
+            self.batch = TensorDict(renamed, batch_size=self.batch.batch_size, device=self.batch.device)
+        return self
+
+    def union(self, other: "DataProto") -> "DataProto":
+        """Adds the keys of ``other``, which has the same rows, in place and returns self.
+
+        Where the two are padded to different widths, both are padded to the wider by :data:`BATCH_KEYS`.
+
+        Raises:
+            BatchError: a key that both have is not equal in both (up to padding), or the rows differ in number.
+        """
+        has_rows = [part for part in (self, other) if part.batch is not None or part.non_tensor_batch]
+        if len(has_rows) == 2 and len(self) != len(other):
+            raise BatchError(f"A batch of {len(self)} rows cannot take keys of a batch of {len(other)} rows.")
+        meta_info = union_two_dict(self.meta_info, other.meta_info)
+        arrays = union_numpy_dict(self.non_tensor_batch, other.non_tensor_batch)
+        if self.batch is None or other.batch is None:
+            batch = self.batch if other.batch is None else copy.copy(other.batch)
+        else:
+            batch = union_tensor_dict(self.batch, other.batch, meta_info.get("pad_token_id") or 0)
+        self.batch, self.non_tensor_batch, self.meta_info = batch, arrays, meta_info
+        return self
+
+    # Places: devices, processes, disk.
+
+    def to(self, device: torch.device | str) -> "DataProto":
+        """Moves the tensors to ``device``, in place, and returns self."""
+        if self.batch is not None:
+            self.batch = self.batch.to(device)
+        return self
+
+    def __copy__(self) -> "DataProto":
+        """New containers, the same values: adding or removing keys of one does not show in the other."""
+        return self.select()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DataProto":
+        batch = None if self.batch is None else self.batch.clone()
+        arrays = copy.deepcopy(self.non_tensor_batch, memo)
+        return DataProto(batch, arrays, copy.deepcopy(self.meta_info, memo))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """NumPy views, which pickle protocol 5 hands on out of band: no copy through Ray's object store."""
+        return {
+            "num_rows": None if self.batch is None else self.batch.batch_size[0],
+            "tensors": {key: serialisation.to_numpy(tensor) for key, tensor in self._tensors().items()},
+            "non_tensor_batch": self.non_tensor_batch,
+            "meta_info": self.meta_info,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {key: serialisation.from_numpy(pickled) for key, pickled in state["tensors"].items()}
+        self.batch = None if state["num_rows"] is None else TensorDict(tensors, batch_size=[state["num_rows"]])
+        self.non_tensor_batch = state["non_tensor_batch"]
+        self.meta_info = state["meta_info"]
+
+    def save_to_disk(self, filepath: str) -> None:
+        """Writes one safetensors file, in which non-tensor values and ``meta_info`` are JSON; nothing is pickled.
+
+        Raises:
+            BatchError: a value that JSON would not give back as it was, naming its key.
+        """
+        num_rows = None if self.batch is None else len(self)
+        serialisation.write(filepath, self._tensors(), num_rows, self.non_tensor_batch, self.meta_info)
+
+    @staticmethod
+    def load_from_disk(filepath: str) -> "DataProto":
+        """Reads what :meth:`save_to_disk` wrote.
+
+        Raises:
+            BatchError: the file is missing, damaged or of another kind.
+        """
+        tensors, document = serialisation.read(filepath)
+        num_rows = document["num_rows"]
+        batch = None if num_rows is None else TensorDict(tensors, batch_size=[num_rows])
+        arrays = {key: object_array(values) for key, values in document["non_tensor_batch"].items()}
+        return DataProto(batch, arrays, document["meta_info"])
+
+
+def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
+    """Adds copies of the first rows, in turn, until ``size_divisor`` divides the number of rows.
+
+    Returns:
+        The batch (the same object if nothing was needed, or if it has no rows to copy) and the number of added rows.
+    """
+    pad_size = -len(data) % size_divisor
+    if not pad_size or not len(data):
+        return data, 0
+    return data.select_idxs(torch.arange(len(data) + pad_size) % len(data)), pad_size
+
+
+def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
+    """Removes the last ``pad_size`` rows: undoes :func:`pad_dataproto_to_divisor`."""
+    return data.slice(0, len(data) - pad_size) if pad_size else data
+
+
+def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict, pad_token_id: int = 0) -> TensorDict:
+    """A TensorDict with the keys of both; see :meth:`DataProto.union`. Neither argument changes."""
+    if tensor_dict1.batch_size != tensor_dict2.batch_size:
+        sizes = list(tensor_dict1.batch_size), list(tensor_dict2.batch_size)
+        raise BatchError(f"Batches of sizes {sizes[0]} and {sizes[1]} cannot be joined key by key.")
+    tensors = [{str(key): value for key, value in part.items()} for part in (tensor_dict1, tensor_dict2)]
+    first, second = align(tensors, BATCH_KEYS, pad_token_id)
+    mask = first.get("attention_mask", second.get("attention_mask"))
+    for key in first.keys() & second.keys():
+        # Positions of padding are arbitrary; every other key has one pad value.
+        where = mask.bool() if key == "position_ids" and mask is not None and mask.shape == first[key].shape else None
+        if not same_tensor(first[key], second[key], where):
+            raise BatchError(f"Both batches have the tensor {key!r}, with different values. Drop or rename one.")
+    return TensorDict({**second, **first}, batch_size=tensor_dict1.batch_size, device=tensor_dict1.device)
+
+
+def _fetch(futures: list[Any]) -> list[Any]:
+    """Values of futures: those that are values already, concurrent futures, and Ray's object references."""
+    futures = [future.future() if hasattr(future, "future") else future for future in futures]
+    return [future.result() if hasattr(future, "result") else future for future in futures]
+
+
+def _take_chunk(data: DataProto, index: int, chunks: int) -> DataProto:
+    return data.chunk(chunks)[index]
+
+
+@dataclass
+class DataProtoFuture:
+    """A DataProto that workers are still computing; it may be passed on to other workers before it is there.
+
+    Attributes:
+        collect_fn: makes one DataProto of the workers' results, usually :meth:`DataProto.concat`.
+        futures: one a worker: Ray object references, concurrent futures, or the results themselves.
+        dispatch_fn: takes a part of the collected DataProto, for one receiver of several.
+        fetch_fn: waits for ``futures`` and returns their values in order; a controller that watches for dead workers
+            gives its own.
+    """
+
+    collect_fn: Callable[[list[DataProto]], DataProto]
+    futures: list[Any]
+    dispatch_fn: Callable[[DataProto], DataProto] | None = None
+    fetch_fn: Callable[[list[Any]], list[Any]] = _fetch
+
+    @staticmethod
+    def concat(data: list[Any]) -> "DataProtoFuture":
+        """The future of the concatenation of ``data``, a list of futures of DataProtos."""
+        return DataProtoFuture(collect_fn=DataProto.concat, futures=data)
+
+    def chunk(self, chunks: int) -> list["DataProtoFuture"]:
+        """Futures of ``chunks`` equal parts; nothing is waited for."""
+        parts = [partial(_take_chunk, index=index, chunks=chunks) for index in range(chunks)]
+        return [DataProtoFuture(self.collect_fn, self.futures, part, self.fetch_fn) for part in parts]
+
+    def get(self) -> DataProto:
+        """Waits for the workers and returns the result.
+
+        Raises:
+            BatchError: a worker returned something else than a DataProto.
+        """
+        results = self.fetch_fn(self.futures)
+        for number, result in enumerate(results):
+            if not isinstance(result, (DataProto, TensorDict)):
+                raise BatchError(f"Future {number} gave a {type(result).__name__} and not a DataProto.")
+        collected = self.collect_fn(results)
+        return collected if self.dispatch_fn is None else self.dispatch_fn(collected)

@@ -1,0 +1,170 @@
+"""From messages to prompt ids: the one function that the length filter, the rollout and every other user of prompts share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from burnish.utils.errors import ConfigError, DataError, ModelError
+
+Messages = list[dict[str, Any]]
+
+_OWN_ARGUMENTS = ("tokenize", "return_dict", "add_generation_prompt", "conversation", "tools", "chat_template")
+
+
+def render(
+    messages: str | Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    tools: Sequence[Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Prompt ids of a conversation.
+
+    ========== ============================== =================================================================
+    ``messages`` tokenizer with chat template  tokenizer without
+    ========== ============================== =================================================================
+    messages   the template                   ModelError
+    str        one user message               the text's ids as the tokenizer makes them (with its begin token),
+                                              less an end-of-sequence token that it appends
+    ========== ============================== =================================================================
+
+    A string that was templated already is templated again: see `looks_templated`.
+
+    Args:
+        tools: functions or JSON schemas that the template shows to the model.
+        chat_template_kwargs: further variables of the template (``data.apply_chat_template_kwargs``).
+        add_generation_prompt: end with the start of an assistant's turn.
+
+    Raises:
+        DataError: a message is malformed, the template refuses the conversation, or nothing is left of it.
+        ModelError: messages are given and the tokenizer has no chat template.
+    """
+    has_template = bool(tokenizer.chat_template)
+    if isinstance(messages, str) and not has_template:
+        ids = _encode_raw(messages, tokenizer)
+    else:
+        ids = _apply_template(
+            normalize_messages(messages), tokenizer, tools, dict(chat_template_kwargs or {}), add_generation_prompt
+        )
+    if not ids:
+        raise DataError(f"The prompt {messages!r:.200} has no tokens: a model needs at least one to go on from.")
+    return ids
+
+
+def normalize_messages(messages: str | Sequence[Mapping[str, Any]]) -> Messages:
+    """Messages as a fresh list of dicts; a string becomes one user message, text parts of a content become one text.
+
+    Raises:
+        DataError: it is no conversation; says which message and why.
+    """
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
+        raise DataError(f"A prompt is a string or a list of messages, not {_describe(messages)}.")
+    if not messages:
+        raise DataError("The list of messages is empty.")
+    return [_normalize_message(message, number) for number, message in enumerate(messages)]
+
+
+def template_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The special tokens that the chat template writes around a user's message, as text; none without a template."""
+    if not tokenizer.chat_template:
+        return ()
+    probe = render_text([{"role": "user", "content": "x"}], tokenizer)
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted(token for token in special if token in probe))
+
+
+def looks_templated(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether ``text`` holds a special token that the chat template writes: then it was templated before it came here."""
+    return any(marker in text for marker in template_markers(tokenizer))
+
+
+def render_text(
+    messages: str | Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The text that `render` turns into ids, for showing and for tests of a template."""
+    if isinstance(messages, str) and not tokenizer.chat_template:
+        return messages
+    try:
+        text = tokenizer.apply_chat_template(
+            normalize_messages(messages),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **dict(chat_template_kwargs or {}),
+        )
+    except TemplateError as error:
+        raise DataError(f"The chat template refuses this conversation: {error}.") from error
+    return str(text)
+
+
+def _encode_raw(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    ids = list(tokenizer(text)["input_ids"])
+    if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+        # Some tokenizers close every text; a prompt that ends so asks the model to go on after the end.
+        ids.pop()
+    return ids
+
+
+def _apply_template(
+    messages: Messages,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Any] | None,
+    chat_template_kwargs: dict[str, Any],
+    add_generation_prompt: bool,
+) -> list[int]:
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"The prompt is a list of messages, and the tokenizer {tokenizer.name_or_path!r} has no chat template. Give one "
+            f"as actor_rollout_ref.model.custom_chat_template, or make the prompts plain strings."
+        )
+    taken = [key for key in _OWN_ARGUMENTS if key in chat_template_kwargs]
+    if taken:
+        raise ConfigError(f"data.apply_chat_template_kwargs may not hold {', '.join(taken)}: burnish sets it itself.")
+    try:
+        encoded = tokenizer.apply_chat_template(
+            messages,
+            tools=list(tools) if tools else None,
+            tokenize=True,
+            return_dict=True,
+            add_generation_prompt=add_generation_prompt,
+            **chat_template_kwargs,
+        )
+    except TemplateError as error:
+        raise DataError(f"The chat template refuses this conversation: {error}.") from error
+    return list(encoded["input_ids"])
+
+
+def _normalize_message(message: Any, number: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise DataError(f"Message {number} is {_describe(message)}, not an object with 'role' and 'content'.")
+    if not isinstance(message.get("role"), str):
+        raise DataError(f"Message {number} has no 'role' that is a string; its keys are {sorted(map(str, message))}.")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = _join_text_parts(content, number)
+    # A template may read the content of every message, so one that only calls tools gets an empty text.
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise DataError(f"Message {number} ({message['role']}) has {_describe(content)} as 'content', not a text.")
+    return {**message, "content": content}
+
+
+def _join_text_parts(parts: list[Any], number: int) -> str:
+    for part in parts:
+        if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise DataError(f"Message {number} has a content part of type {kind!r}; only text parts can be rendered.")
+    return "".join(part["text"] for part in parts)
+
+
+def _describe(value: Any) -> str:
+    return "nothing (null)" if value is None else f"{type(value).__name__} ({value!r:.80})"

@@ -1,0 +1,84 @@
+"""The tokenizer of a model folder."""
+
+import logging
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from burnish.utils.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+# One of these is in every folder that holds a tokenizer of any kind.
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt", "*.tiktoken", "tekken.json", "*.bpe")
+
+
+def load_tokenizer(
+    path: str, trust_remote_code: bool = False, chat_template: str | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model at ``path`` (a folder, ``~`` expanded, or a Hugging Face id), with a pad token.
+
+    A tokenizer without pad token gets its end-of-sequence token (else unknown, else begin) as one: padding needs an id, and no
+    mask is ever derived from it.
+
+    Args:
+        chat_template: replaces the model's own template; Jinja text, or the path of a file that holds it.
+
+    Raises:
+        ModelError: there is no tokenizer, it cannot be loaded, or it has no token that could pad.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+            present = ", ".join(sorted(entry.name for entry in folder.iterdir())[:20]) or "nothing"
+            raise ModelError(
+                f"The model folder {folder} has no tokenizer (no tokenizer.json, tokenizer_config.json, vocab.json or *.model; "
+                f"it holds: {present}). Save one there with tokenizer.save_pretrained({str(folder)!r}), or name another "
+                f"folder as actor_rollout_ref.model.tokenizer_path."
+            )
+        path = str(folder)
+    elif path.startswith(("/", "~", ".")):
+        raise ModelError(f"There is no model folder {folder}.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"The tokenizer of {path} cannot be loaded: {error}") from error
+    if chat_template is not None:
+        tokenizer.chat_template = read_chat_template(chat_template)
+    set_pad_token(tokenizer)
+    return tokenizer
+
+
+def read_chat_template(chat_template: str) -> str:
+    """Jinja text as it is, or the text of the file that ``chat_template`` names.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if "{" in chat_template:
+        return chat_template
+    file = Path(chat_template).expanduser()
+    if not file.is_file():
+        raise ModelError(
+            f"The chat template {chat_template!r} (actor_rollout_ref.model.custom_chat_template) is neither Jinja text "
+            f"nor a file that exists."
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives a tokenizer that has no pad token one of its other special tokens for it.
+
+    Raises:
+        ModelError: it has no special token at all.
+    """
+    if tokenizer.pad_token_id is not None:
+        return
+    for token in (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token):
+        if token is not None:
+            tokenizer.pad_token = token
+            return
+    raise ModelError(
+        f"The tokenizer {tokenizer.name_or_path!r} has no pad, end-of-sequence, unknown or begin token, so batches cannot be "
+        f"padded. Set tokenizer.pad_token and save it again."
+    )

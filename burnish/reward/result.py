@@ -1,0 +1,77 @@
+"""What a reward function returns, and what a reward manager makes of it."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnish.protocol import BATCH_KEYS
+from burnish.utils.errors import RewardError
+
+# Names under which the framework keeps numbers of its own.
+_FRAMEWORK_NAMES = frozenset(BATCH_KEYS) | {"score", "reward", "rewards", "loss", "step", "epoch", "index"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardResult:
+    """Scores of a batch.
+
+    Attributes:
+        token_level_scores: float32 [batch, response]; a row's score sits on its last token with ``response_mask``.
+        valid: bool [batch]; False where the row has no score (abstained, failed, not finite): it is not trained on.
+        extras: the other values that the function returned, object arrays [batch], None where a row has none. A name that the
+            framework uses itself is prefixed: ``reward_extra/<name>``.
+        metrics: ``reward/abstain_count``, ``reward/error_count``, ``reward/non_finite_count``.
+    """
+
+    token_level_scores: torch.Tensor
+    valid: torch.Tensor
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The score of one row: a finite number, or None with the reason ("abstain", "error", "non_finite")."""
+
+    value: float | None
+    extras: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    error: Exception | None = None
+
+
+def read_score(returned: Any) -> Score:
+    """The score in what a reward function returned: a number, a bool, None (no score), or a dict with "score" and extras.
+
+    Raises:
+        RewardError: it is none of these; names what was returned and what is expected.
+    """
+    extras: dict[str, Any] = {}
+    if isinstance(returned, dict):
+        if "score" not in returned:
+            raise RewardError(
+                f"The reward function returned a dict with the keys {', '.join(map(str, returned)) or '(none)'}; the score is "
+                f"expected under 'score'."
+            )
+        extras = {extra_name(str(name)): value for name, value in returned.items() if name != "score"}
+        returned = returned["score"]
+    if returned is None:
+        return Score(value=None, extras=extras, reason="abstain")
+    if isinstance(returned, (np.generic, np.ndarray, torch.Tensor)) and len(returned.shape) == 0:
+        returned = returned.item()
+    if not isinstance(returned, (bool, int, float)):
+        raise RewardError(
+            f"The reward function returned {type(returned).__name__} ({returned!r:.80}); a number, a bool, None (no score) or a "
+            f"dict with 'score' is expected."
+        )
+    value = float(returned)
+    if not math.isfinite(value):
+        return Score(value=None, extras=extras, reason="non_finite")
+    return Score(value=value, extras=extras)
+
+
+def extra_name(name: str) -> str:
+    """The name under which an extra is kept: its own, or prefixed where the framework uses that name."""
+    return f"reward_extra/{name}" if name in _FRAMEWORK_NAMES else name

@@ -1,0 +1,195 @@
+"""What every rollout engine takes and gives: requests, sampling parameters, responses, and the engine's five methods."""
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+
+from burnish.utils.errors import RolloutError
+from burnish.utils.registry import Registry
+
+FinishReason = Literal["stop", "length", "abort"]
+OnFinished = Callable[["RolloutResponse"], None]
+WeightStream = Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One response that is asked for.
+
+    ``uid`` and ``sample_index`` name the response's random stream, so the same request always gets the same tokens.
+    """
+
+    request_id: str
+    """Unique within one call of ``generate``."""
+    prompt_ids: Sequence[int]
+    """Token ids of the prompt, no padding, at least one."""
+    uid: str
+    """The prompt's identity: the samples of one prompt share it."""
+    sample_index: int = 0
+    """Which of the prompt's samples this is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn; one for all requests of a call.
+
+    Raises:
+        RolloutError: a value outside its range.
+    """
+
+    max_new_tokens: int
+    """A response ends after this many tokens, with the finish reason ``length``."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus: the fewest most likely tokens whose probabilities sum to at least this."""
+    top_k: int = -1
+    """Only the ``top_k`` most likely tokens; -1 or 0 is all of them."""
+    do_sample: bool = True
+    """False is greedy, whatever the temperature."""
+    ignore_eos: bool = False
+    """Do not end at an end-of-sequence token."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Any of these ends a response, as its last token."""
+    seed: int = 0
+    """Enters every random stream."""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise RolloutError(f"temperature={self.temperature} must be a number of at least 0; 0 decodes greedily.")
+        if not 0 < self.top_p <= 1:
+            raise RolloutError(f"top_p={self.top_p} must be above 0 and at most 1; 1 keeps every token.")
+        if self.top_k < -1:
+            raise RolloutError(f"top_k={self.top_k} must be at least 1, or -1 to keep every token.")
+        if self.max_new_tokens < 1:
+            raise RolloutError(f"max_new_tokens={self.max_new_tokens} must be at least 1.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken every time."""
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def policy_temperature(self) -> float:
+        """The temperature of the policy that log-probs belong to: ``temperature``, 1 when decoding greedily."""
+        return 1.0 if self.greedy else self.temperature
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return () if self.ignore_eos else self.eos_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResponse:
+    """One finished response."""
+
+    request_id: str
+    token_ids: list[int]
+    """The sampled tokens, with the end-of-sequence token that ended it; empty if aborted before its first token."""
+    log_probs: list[float] = field(repr=False)
+    """Of each token under the full softmax(logits / temperature), temperature 1 for greedy; truncation is not in it."""
+    finish_reason: FinishReason
+    policy_version: int
+    """The ``version`` of the weights that sampled it."""
+
+
+@runtime_checkable
+class BaseRollout(Protocol):
+    """A rollout engine. An engine is constructed as ``cls(model, config, shares_storage=..., device=...)``."""
+
+    shares_storage: bool
+    """Whether it reads the very tensors that are trained: then ``update_weights`` copies nothing."""
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_finished: OnFinished | None = None
+    ) -> list[RolloutResponse]:
+        """One response for each request, in their order.
+
+        ``on_finished`` is called exactly once for each response, as soon as it is finished, from this thread.
+
+        Raises:
+            RolloutError: a request that cannot be served (named), or an engine that is asleep.
+        """
+        ...
+
+    def update_weights(self, stream: WeightStream, version: int) -> None:
+        """Takes the weights of policy ``version``: Hugging Face names and full tensors, every parameter once.
+
+        Raises:
+            RolloutError: a name is missing, unknown, or has another shape here; the engine is generating.
+        """
+        ...
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> None:
+        """Ends running requests (None: all) soon, with the tokens they have and the reason ``abort``.
+
+        May be called from ``on_finished`` or another thread. Ids that are not running are ignored.
+        """
+        ...
+
+    def sleep(self, level: int = 1) -> None:
+        """Frees the memory that is needed only to generate."""
+        ...
+
+    def wake_up(self) -> None:
+        """Makes the engine usable again after ``sleep``."""
+        ...
+
+
+ROLLOUTS: Registry[type[BaseRollout]] = Registry("rollout engine", "actor_rollout_ref.rollout.name")
+_BUILT_IN = ("burnish.rollout.native.engine", "burnish.rollout.hf")
+
+
+def register_rollout(name: str) -> Callable[[type], type]:
+    """Class decorator: makes a rollout engine available as ``actor_rollout_ref.rollout.name=<name>``."""
+    return ROLLOUTS.register(name)
+
+
+def get_rollout_cls(name: str) -> type[BaseRollout]:
+    """The engine class called ``name`` (``native``, ``hf``, a registered name, or ``package.module:attribute``).
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    for module in _BUILT_IN:  # They register themselves; they import this module, so it cannot import them at its top.
+        importlib.import_module(module)
+    return ROLLOUTS.get(name)
+
+
+def check_requests(
+    requests: Sequence[RolloutRequest], sampling: SamplingParams, *, max_length: int | None, vocab_size: int
+) -> None:
+    """Checks what can be known before the first token.
+
+    Args:
+        max_length: tokens of prompt and response together that the model or engine can hold; None: no bound.
+        vocab_size: rows of the embedding.
+
+    Raises:
+        RolloutError: an empty or too long prompt, a token id outside the vocabulary, a request id given twice.
+    """
+    seen: set[str] = set()
+    for request in requests:
+        name, length = request.request_id, len(request.prompt_ids)
+        if name in seen:
+            raise RolloutError(f"Request {name!r} is given twice in one call; every request needs an id of its own.")
+        seen.add(name)
+        if length == 0:
+            raise RolloutError(f"Request {name!r} has an empty prompt; it needs at least one token.")
+        if max_length is not None and length + sampling.max_new_tokens > max_length:
+            raise RolloutError(
+                f"Request {name!r} asks for {length} prompt tokens + max_new_tokens={sampling.max_new_tokens} = "
+                f"{length + sampling.max_new_tokens} positions, but the engine holds {max_length} a sequence "
+                f"(the model's max_position_embeddings, or rollout.max_model_len). Shorten one of the two."
+            )
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
+            wrong = next(token for token in request.prompt_ids if not 0 <= token < vocab_size)
+            raise RolloutError(
+                f"Request {name!r} holds token id {wrong}, but the model's embedding has {vocab_size} rows; "
+                f"is this the model's own tokenizer?"
+            )

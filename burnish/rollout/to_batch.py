@@ -1,0 +1,84 @@
+"""Between the driver's batches and an engine's requests and responses."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from burnish.protocol import DataProto
+from burnish.rollout.base import RolloutRequest, RolloutResponse
+
+
+def requests_from_dataproto(prompts: DataProto) -> list[RolloutRequest]:
+    """One request a row, in the order of the rows.
+
+    Args:
+        prompts: ``input_ids`` and ``attention_mask`` [batch, prompt] (padding on any side), non-tensor ``uid``, and
+            ``sample_index``; without the latter the rows of one uid are numbered as they come.
+
+    Request ids are unique even where rows are copies of each other, as those that pad a dispatch are.
+    """
+    mask = prompts.batch["attention_mask"].bool().cpu()
+    # Rows of all valid tokens behind each other, cut at the rows' lengths: no loop over tokens.
+    parts = prompts.batch["input_ids"].cpu()[mask].split(mask.sum(-1).tolist())
+    uids = [str(uid) for uid in prompts.non_tensor_batch["uid"]]
+    given = prompts.non_tensor_batch.get("sample_index")
+    indices = _count_within(uids) if given is None else [int(index) for index in given]
+    return [
+        RolloutRequest(f"{row}:{uid}:{index}", tuple(part.tolist()), uid, index)
+        for row, (part, uid, index) in enumerate(zip(parts, uids, indices, strict=True))
+    ]
+
+
+def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutResponse], pad_token_id: int) -> DataProto:
+    """The keys that the rollout adds, right-padded to the longest response (one column at least).
+
+    Args:
+        prompts: the rows that were asked for, ``input_ids`` and ``attention_mask`` [batch, prompt].
+        responses: one a row, in the order of the rows.
+
+    Returns:
+        ``prompts`` [batch, prompt], ``responses`` ``response_mask`` ``rollout_log_probs`` [batch, response], ``input_ids``
+        ``attention_mask`` ``position_ids`` [batch, prompt + response], ``policy_version`` [batch], ``finish_reason``.
+        The mask comes from the lengths, never from the padding id, which may be the end-of-sequence token.
+    """
+    prompt_ids, prompt_mask = prompts.batch["input_ids"], prompts.batch["attention_mask"].bool()
+    if len(responses) != prompt_ids.shape[0]:
+        raise ValueError(f"{len(responses)} responses were given for {prompt_ids.shape[0]} prompt rows.")
+    device = prompt_ids.device
+    lengths = torch.tensor([len(response.token_ids) for response in responses], dtype=torch.int64, device=device)
+    width = max(1, int(lengths.max()) if len(responses) else 1)
+    response_mask = torch.arange(width, device=device) < lengths[:, None]
+    response_ids = torch.full(response_mask.shape, pad_token_id, dtype=torch.int64, device=device)
+    log_probs = torch.zeros(response_mask.shape, dtype=torch.float32, device=device)
+    response_ids[response_mask] = _flat([response.token_ids for response in responses], torch.int64).to(device)
+    log_probs[response_mask] = _flat([response.log_probs for response in responses], torch.float32).to(device)
+    attention_mask = torch.cat([prompt_mask, response_mask], dim=1)
+    return DataProto.from_dict(
+        tensors={
+            "prompts": prompt_ids,
+            "responses": response_ids,
+            "response_mask": response_mask,
+            "rollout_log_probs": log_probs,
+            "policy_version": torch.tensor([r.policy_version for r in responses], dtype=torch.int64, device=device),
+            "input_ids": torch.cat([prompt_ids, response_ids], dim=1),
+            "attention_mask": attention_mask,
+            "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
+        },
+        non_tensors={"finish_reason": np.array([response.finish_reason for response in responses], dtype=object)},
+    )
+
+
+def _flat(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=dtype)
+
+
+def _count_within(uids: Sequence[str]) -> list[int]:
+    """For each row, how many earlier rows have its uid."""
+    seen: Counter[str] = Counter()
+    indices = []
+    for uid in uids:
+        indices.append(seen[uid])
+        seen[uid] += 1
+    return indices

@@ -1,0 +1,131 @@
+"""``LocalWorkerGroup``: a group of one worker in the driver's own process. Nothing starts, and ``pdb`` works."""
+
+import copy
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from burnish.protocol import DataProto
+from burnish.single_controller.futures import RankFuture, ReadyFuture
+from burnish.single_controller.host import WorkerHost
+from burnish.single_controller.resource_pool import ResourcePool
+from burnish.single_controller.sharding import Shard
+from burnish.single_controller.worker import WorkerContext
+from burnish.single_controller.worker_group import Call, RayClassWithInitArgs, WorkerGroup
+from burnish.utils.errors import ResourceError, WorkerError
+
+
+class LocalWorkerGroup(WorkerGroup):
+    """The interface of ``RayWorkerGroup`` with the worker in this process.
+
+    Batches are passed by reference, with containers of their own: keys that one side adds or removes do not show on the
+    other. A call that is not waited for has run when it returns.
+
+    Args:
+        resource_pool: a pool of one process; it only says that one is enough.
+        ray_cls_with_init: the worker's class and arguments.
+        name_prefix: what messages call the group; the class's name where it is empty.
+        stage_timeout: seconds that a call may take. Enforced on the main thread, and as soon as Python code runs:
+            native code that hangs cannot be interrupted from its own process.
+
+    Raises:
+        ResourceError: the pool has more than one process.
+        WorkerError: the worker cannot be made.
+    """
+
+    def __init__(
+        self,
+        resource_pool: ResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        name_prefix: str = "",
+        stage_timeout: float | None = None,
+    ) -> None:
+        if ray_cls_with_init is None:
+            raise WorkerError("LocalWorkerGroup needs ray_cls_with_init, the worker's class and arguments.")
+        if resource_pool is not None and resource_pool.world_size != 1:
+            raise ResourceError(
+                f"The local controller runs one process, but the pool has {resource_pool.world_size}. "
+                f"Set trainer.controller=ray."
+            )
+        super().__init__(1, ray_cls_with_init, name_prefix)
+        self._stage_timeout = stage_timeout
+        self._host: WorkerHost | None = WorkerHost(self.name)
+        with self._guarded("__init__"):
+            self._host.construct(WorkerContext(), ray_cls_with_init)
+
+    def _group_of_role(self, role: str, ray_cls_with_init: RayClassWithInitArgs) -> Self:
+        group = copy.copy(self)
+        # The colocated class has no registered methods, so the copy carries no method of another role.
+        WorkerGroup.__init__(group, 1, ray_cls_with_init, role, role)
+        return group
+
+    def _submit(self, method_name: str, calls: list[Call]) -> list[RankFuture]:
+        if self._host is None:
+            raise WorkerError(f"{self.name} was shut down, so {method_name} cannot run.")
+        ((args, kwargs),) = calls
+        own_args = [_own_containers(value) for value in args]
+        own_kwargs = {key: _own_containers(value) for key, value in kwargs.items()}
+        with self._guarded(method_name):
+            result = self._host.invoke(self.role, method_name, *own_args, **own_kwargs)
+        return [ReadyFuture(_own_containers(result))]
+
+    @contextmanager
+    def _guarded(self, stage: str) -> Iterator[None]:
+        """Names the worker in errors, and ends the stage when its time is over."""
+        too_late = WorkerError(
+            f"{self.name} rank 0 of 1 (the driver's process) did not finish {stage} within {self._stage_timeout} s "
+            f"(trainer.stage_timeout)."
+        )
+        with _Alarm(self._stage_timeout, too_late), _NamedFailure(f"{self.name} rank 0 of 1 failed in {stage}"):
+            yield
+
+    def shutdown(self) -> None:
+        """Drops the worker; groups of other roles in it keep it until they are shut down too."""
+        self._host = None
+
+
+def _own_containers(value: Any) -> Any:
+    if isinstance(value, DataProto):
+        return copy.copy(value)
+    if isinstance(value, Shard):
+        return Shard(copy.copy(value.data), value.num_padding)
+    return value
+
+
+class _NamedFailure:
+    """Turns an exception of the worker's code, whatever it is, into a WorkerError caused by it."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not isinstance(error, WorkerError):
+            raise WorkerError(f"{self._message}: {type(error).__name__}: {error}") from error
+
+
+class _Alarm:
+    """Raises an error on the main thread when the block takes too long; does nothing on other threads."""
+
+    def __init__(self, seconds: float | None, error: WorkerError) -> None:
+        self._seconds = seconds
+        self._error = error
+        self._active = seconds is not None and threading.current_thread() is threading.main_thread()
+
+    def _ring(self, signum: int, frame: FrameType | None) -> None:
+        raise self._error
+
+    def __enter__(self) -> None:
+        if self._active:
+            self._previous = signal.signal(signal.SIGALRM, self._ring)
+            signal.setitimer(signal.ITIMER_REAL, self._seconds or 0.0)
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._active:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, self._previous)

@@ -1,0 +1,278 @@
+"""``python -m burnish.trainer.main_ppo key=value ...``: from a command line to a trained policy.
+
+`run_ppo` decides where things run, `TaskRunner` builds the parts, `RayPPOTrainer.fit` trains. All checks of the configuration
+and of the data come before Ray, models or devices are touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from burnish.config import PPOTrainerConfig, batch_plan, load_config, to_yaml
+from burnish.config.cli import parse_train_args
+from burnish.config.usage import unread
+from burnish.utils.console import console, error_console
+from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
+
+if TYPE_CHECKING:
+    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
+
+logger = logging.getLogger("burnish.trainer")
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """Objects that a Python caller may give instead of naming them in the configuration."""
+
+    train_rows: list[dict[str, Any]] | None = None
+    val_rows: list[dict[str, Any]] | None = None
+    reward_fn: Callable[..., Any] | None = None
+    callbacks: tuple[Callable[[StepReport], None], ...] = ()
+
+
+@dataclass(kw_only=True)
+class RunSummary:
+    """What a finished (or interrupted) run leaves behind."""
+
+    run_dir: str
+    steps: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def world_size(config: PPOTrainerConfig) -> int:
+    """Worker processes of the actor, over all nodes."""
+    return int(config.trainer.n_gpus_per_node) * config.trainer.nnodes
+
+
+def resolve_machine(config: PPOTrainerConfig) -> None:
+    """Replaces ``auto`` in ``trainer.{device,n_gpus_per_node,controller}`` by what this machine gives."""
+    import torch
+
+    trainer = config.trainer
+    if trainer.device == "auto":
+        trainer.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda, but torch sees no CUDA device here. Set trainer.device=cpu or auto.")
+    if trainer.n_gpus_per_node == "auto":
+        trainer.n_gpus_per_node = torch.cuda.device_count() if trainer.device == "cuda" else 1
+    one_process = world_size(config) == 1 and not _has_pool_of_its_own(config)
+    if trainer.controller == "auto":
+        trainer.controller = "local" if one_process else "ray"
+    if trainer.controller == "local" and not one_process:
+        raise ConfigError(
+            f"trainer.controller=local runs one process, but nnodes={trainer.nnodes} x n_gpus_per_node="
+            f"{trainer.n_gpus_per_node} (and the critic's pool, if any) ask for more. Set trainer.controller=ray."
+        )
+
+
+def _has_pool_of_its_own(config: PPOTrainerConfig) -> bool:
+    return config.critic is not None and config.critic.nnodes > 0 and config.critic.n_gpus_per_node > 0
+
+
+class TaskRunner:
+    """Builds the parts of a run and hands them to the trainer. Subclass it to swap workers, pools or datasets."""
+
+    def __init__(self) -> None:
+        self.role_worker_mapping: dict[Any, type] = {}
+        self.mapping: dict[Any, str] = {}
+
+    def add_actor_rollout_worker(self, config: PPOTrainerConfig) -> None:
+        """Registers the policy: training and rollout in one worker."""
+        from burnish.trainer.ppo.roles import Role
+        from burnish.workers import ActorRolloutRefWorker
+
+        self.role_worker_mapping[Role.ActorRollout] = ActorRolloutRefWorker
+        self.mapping[Role.ActorRollout] = "global_pool"
+
+    def add_ref_policy_worker(self, config: PPOTrainerConfig) -> None:
+        """Adds the reference to the policy's worker, when a KL term reads it."""
+        from burnish.trainer.ppo.roles import Role, need_reference_policy
+
+        if need_reference_policy(config):
+            self.role_worker_mapping[Role.ActorRolloutRef] = self.role_worker_mapping.pop(Role.ActorRollout)
+            self.mapping[Role.ActorRolloutRef] = self.mapping.pop(Role.ActorRollout)
+
+    def add_critic_worker(self, config: PPOTrainerConfig) -> None:
+        """Registers the critic, beside the policy or in a pool of its own, when the algorithm needs one."""
+        from burnish.trainer.ppo.roles import Role, need_critic
+        from burnish.workers import CriticWorker
+
+        if need_critic(config):
+            self.role_worker_mapping[Role.Critic] = CriticWorker
+            self.mapping[Role.Critic] = "critic_pool" if _has_pool_of_its_own(config) else "global_pool"
+
+    def init_resource_pool_mgr(self, config: PPOTrainerConfig) -> Any:
+        """Which pool has how many processes on how many nodes."""
+        trainer = config.trainer
+        spec = {"global_pool": [int(trainer.n_gpus_per_node)] * trainer.nnodes}
+        if "critic_pool" in self.mapping.values():
+            spec["critic_pool"] = [int(config.critic.n_gpus_per_node)] * config.critic.nnodes
+        if trainer.controller == "local":
+            from burnish.single_controller import LocalResourcePoolManager
+
+            return LocalResourcePoolManager(resource_pool_spec=spec, mapping=self.mapping)
+        from burnish.single_controller.ray import ResourcePoolManager
+
+        return ResourcePoolManager(
+            resource_pool_spec=spec, mapping=self.mapping, use_gpu=trainer.device == "cuda"
+        )
+
+    def build_trainer(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
+        """Data, reward and roles -> a trainer whose workers are not started yet."""
+        from burnish.data import create_rl_dataset
+        from burnish.render import load_tokenizer
+        from burnish.reward import check_data_sources, load_reward_manager
+        from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+
+        model = config.actor_rollout_ref.model
+        tokenizer = load_tokenizer(
+            model.tokenizer_path or model.path,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=model.custom_chat_template,
+        )
+        train_dataset = create_rl_dataset(config.data, tokenizer, split="train", rows=parts.train_rows)
+        val_dataset = create_rl_dataset(config.data, tokenizer, split="val", rows=parts.val_rows)
+        reward_fn = load_reward_manager(config.reward, tokenizer, compute_score=parts.reward_fn)
+        for dataset in (train_dataset, val_dataset):
+            if dataset is not None:
+                check_data_sources(dataset, reward_fn)
+        self.add_actor_rollout_worker(config)
+        self.add_ref_policy_worker(config)
+        self.add_critic_worker(config)
+        return RayPPOTrainer(
+            config=config,
+            tokenizer=tokenizer,
+            role_worker_mapping=self.role_worker_mapping,
+            resource_pool_manager=self.init_resource_pool_mgr(config),
+            ray_worker_group_cls=_worker_group_cls(config),
+            reward_fn=reward_fn,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            device_name=config.trainer.device,
+            callbacks=parts.callbacks,
+        )
+
+    def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
+        """Builds, trains, and ends the workers whatever happens."""
+        trainer = self.build_trainer(config, parts or Parts())
+        interrupted = False
+        try:
+            with _cluster(config):
+                try:
+                    trainer.init_workers()
+                    trainer.fit()
+                finally:
+                    trainer.shutdown()
+        except KeyboardInterrupt:
+            interrupted = True
+            logger.warning("Interrupted at step %d, in stage %s.", trainer.global_steps, trainer.current_stage)
+        return RunSummary(
+            run_dir=str(trainer.checkpoints.root),
+            steps=trainer.global_steps,
+            metrics=trainer.metrics,
+            interrupted=interrupted,
+        )
+
+
+def _worker_group_cls(config: PPOTrainerConfig) -> type:
+    if config.trainer.controller == "local":
+        from burnish.single_controller import LocalWorkerGroup
+
+        return LocalWorkerGroup
+    from burnish.single_controller.ray import RayWorkerGroup
+
+    return RayWorkerGroup
+
+
+@contextmanager
+def _cluster(config: PPOTrainerConfig) -> Iterator[None]:
+    """Ray for the run's time, where the controller is Ray; a cluster that was there before stays."""
+    if config.trainer.controller == "local":
+        yield
+        return
+    import ray
+
+    started = not ray.is_initialized()
+    if started:
+        ray.init(**ray_init_kwargs(config))
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def ray_init_kwargs(config: PPOTrainerConfig) -> dict[str, Any]:
+    """Arguments of ``ray.init``: ``ray_kwargs.ray_init.*`` over burnish's own runtime environment."""
+    given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
+    runtime_env = dict(given.pop("runtime_env", None) or {})
+    env_vars = {
+        "TOKENIZERS_PARALLELISM": "true",
+        # Workers import burnish and the user's modules as this process does.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    runtime_env["env_vars"] = env_vars | dict(runtime_env.get("env_vars", {}))
+    return {"include_dashboard": False, "log_to_driver": True, "runtime_env": runtime_env} | given
+
+
+def run_ppo(
+    config: PPOTrainerConfig, task_runner_class: Any = None, *, parts: Parts | None = None, quiet: bool = False
+) -> RunSummary:
+    """Runs one training run.
+
+    The task runner works in this process, so that Ctrl-C, ``pdb`` and callbacks work as in any Python program. A class made
+    an actor by ``ray.remote`` runs on the cluster instead, which frees the machine that submits the run.
+
+    Args:
+        config: as `burnish.config.load_config` returns it.
+        task_runner_class: `TaskRunner`, a subclass, or either as a Ray actor class.
+        parts: datasets, a reward function or callbacks given as Python objects.
+        quiet: do not print the start-up summary.
+    """
+    resolve_machine(config)
+    if not quiet:
+        console.print(batch_plan(config, world_size(config)).render(), markup=False, highlight=False)
+    task_runner_class = task_runner_class or TaskRunner
+    if hasattr(task_runner_class, "remote"):
+        if parts is not None:
+            raise ConfigError("A task runner on the cluster takes no Python objects (parts): name files instead.")
+        import ray
+
+        with _cluster(config):
+            return ray.get(task_runner_class.remote().run.remote(config))
+    return task_runner_class().run(config, parts)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit status: 0, 2 for an error in the request, 1 for one in the run, 130 for Ctrl-C."""
+    args = parse_train_args(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
+        if args.cfg:
+            console.print(to_yaml(config), markup=False, highlight=False, soft_wrap=True)
+            return 0
+        summary = run_ppo(config)
+    except (ConfigError, DataError, ModelError, ResourceError) as error:
+        error_console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    except BurnishError as error:
+        logger.debug("The run failed.", exc_info=True)
+        error_console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    unread_keys = unread(config)
+    if unread_keys:
+        console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", markup=False)
+    console.print(f"Step {summary.steps}. The run's files are in {summary.run_dir}", markup=False, highlight=False)
+    return 130 if summary.interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

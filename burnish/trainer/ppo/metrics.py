@@ -1,0 +1,98 @@
+"""Metrics of a training step, under verl's names.
+
+``critic/*`` are statistics of scores, rewards, advantages, returns and values (also when there is no critic: the name is
+the field's). ``timing_s/*`` are seconds per stage, ``perf/*`` the pace. Timing and pace are not part of what two equal runs
+have in common; everything else is.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from burnish.protocol import DataProto
+
+NON_DETERMINISTIC_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/")
+
+
+def _summary(name: str, values: torch.Tensor) -> dict[str, float]:
+    if values.numel() == 0:
+        return {}
+    values = values.float()
+    return {
+        f"{name}/mean": values.mean().item(),
+        f"{name}/max": values.max().item(),
+        f"{name}/min": values.min().item(),
+    }
+
+
+def compute_data_metrics(batch: DataProto, use_critic: bool, max_response_length: int) -> dict[str, float]:
+    """Statistics of one step's batch: scores, rewards, advantages, returns, values, lengths.
+
+    Rows that count in no loss (``valid`` is False) are left out of all but the lengths.
+    """
+    tensors = batch.batch
+    response_mask, valid, loss_mask = tensors["response_mask"], tensors["valid"], tensors["loss_mask"]
+    response_length = response_mask.sum(-1)
+    prompt_length = tensors["attention_mask"].sum(-1) - tensors["attention_mask"][:, -response_mask.shape[1] :].sum(-1)
+    metrics = {
+        **_summary("critic/score", tensors["token_level_scores"].sum(-1)[valid]),
+        **_summary("critic/rewards", tensors["token_level_rewards"].sum(-1)[valid]),
+        **_summary("critic/advantages", tensors["advantages"][loss_mask]),
+        **_summary("critic/returns", tensors["returns"][loss_mask]),
+        **_summary("response_length", response_length),
+        **_summary("prompt_length", prompt_length),
+        "response_length/clip_ratio": (response_length >= max_response_length).float().mean().item(),
+        "training/num_rows": float(len(batch)),
+        "training/num_valid_rows": float(valid.sum()),
+    }
+    finish_reason = batch.non_tensor_batch["finish_reason"]
+    metrics["response/aborted_ratio"] = sum(reason == "abort" for reason in finish_reason) / len(batch)
+    if use_critic:
+        values, returns = tensors["values"][loss_mask], tensors["returns"][loss_mask]
+        metrics |= _summary("critic/values", values)
+        if returns.numel() > 1:
+            metrics["critic/vf_explained_var"] = (1 - (returns - values).var() / (returns.var() + 1e-5)).item()
+    return metrics
+
+
+def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
+    """How far the rollout engine's probabilities are from the trainer's, on the sampled tokens."""
+    tensors = batch.batch
+    if "old_log_probs" not in tensors or "rollout_log_probs" not in tensors:
+        return {}
+    mask = tensors["response_mask"]
+    ours, theirs = tensors["old_log_probs"][mask].exp(), tensors["rollout_log_probs"][mask].exp()
+    difference = (ours - theirs).abs()
+    metrics = {
+        "training/rollout_probs_diff_mean": difference.mean().item(),
+        "training/rollout_probs_diff_max": difference.max().item(),
+        "training/rollout_probs_diff_std": difference.std(correction=0).item(),
+    }
+    if ours.numel() > 1 and ours.std() > 0 and theirs.std() > 0:
+        metrics["training/rollout_actor_probs_pearson_corr"] = torch.corrcoef(torch.stack([ours, theirs]))[0, 1].item()
+    return metrics
+
+
+def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
+    """Seconds per stage, and milliseconds per token of the tokens that the stage works on."""
+    num_response_tokens = int(batch.batch["response_mask"].sum())
+    num_tokens = int(batch.batch["attention_mask"].sum())
+    metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
+    worked_on = {"gen": num_response_tokens} | dict.fromkeys(
+        ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), num_tokens
+    )
+    for name, tokens in worked_on.items():
+        if name in timing_raw and tokens:
+            metrics[f"timing_per_token_ms/{name}"] = timing_raw[name] * 1000 / tokens
+    return metrics
+
+
+def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
+    """The pace of the whole step: ``perf/throughput`` is tokens per second and device (the name is verl's)."""
+    num_tokens = int(batch.batch["attention_mask"].sum())
+    seconds = timing_raw["step"]
+    return {
+        "perf/total_num_tokens": float(num_tokens),
+        "perf/time_per_step": seconds,
+        "perf/throughput": num_tokens / (seconds * n_gpus),
+    }

@@ -1,0 +1,97 @@
+"""Mini-batches are formed here, on the driver, for all ranks at once.
+
+Each optimizer step trains on whole groups, drawn over the whole batch and then spread over the ranks, so that one rank and
+N ranks take the same steps on the same rows. (Cutting each rank's slice into mini-batches, as is common, makes the content of
+a step depend on the number of ranks.)
+"""
+
+import torch
+
+from burnish.protocol import DataProto
+from burnish.utils.errors import TrainingError
+from burnish.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+
+def plan_mini_batches(
+    batch: DataProto,
+    *,
+    num_prompts: int,
+    dp_size: int,
+    loss_mask_key: str = "loss_mask",
+    shuffle_seed: int | None = None,
+    balance: bool = True,
+) -> DataProto:
+    """Orders the rows of ``batch`` so that an equal split over ``dp_size`` ranks gives every rank its share of each mini-batch.
+
+    Args:
+        batch: rows with ``uid``, ``attention_mask`` [batch, seq] and the loss mask [batch, response].
+        num_prompts: prompts (groups) per optimizer step; the last step may hold fewer.
+        shuffle_seed: draws the order of the groups; None keeps the order of the batch.
+        balance: spread each mini-batch over the ranks by number of tokens; False: in order.
+
+    Returns:
+        The rows, rank by rank and within a rank step by step, with ``mini_batch_id`` [batch] added, and in
+        ``meta_info["mini_batches"]`` the denominators of every step, counted over all ranks:
+        ``{"batch_num_tokens": tokens in the loss, "global_batch_size": rows with a token in the loss}``.
+        Where a step's rows do not divide by ``dp_size``, copies without loss fill up.
+
+    Raises:
+        TrainingError: the batch has no token to train on.
+    """
+    loss_mask = batch.batch[loss_mask_key]
+    if not bool(loss_mask.any()):
+        raise TrainingError(
+            f"None of the {len(batch)} rows has a token to train on: every row was rejected or abstained "
+            "(see the reward/* metrics of this step)."
+        )
+    mini_batches = _group_rows(batch.non_tensor_batch["uid"], num_prompts, shuffle_seed)
+    lengths = batch.batch["attention_mask"].sum(-1)
+    per_rank: list[list[int]] = [[] for _ in range(dp_size)]
+    ids: list[list[int]] = [[] for _ in range(dp_size)]
+    fillers: list[list[bool]] = [[] for _ in range(dp_size)]
+    denominators = []
+    for mini_batch_id, rows in enumerate(mini_batches):
+        mask = loss_mask[rows]
+        denominators.append(
+            {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(-1).sum())},
+        )
+        num_fill = -len(rows) % dp_size
+        shortest = min(rows, key=lambda row: int(lengths[row]))
+        padded = rows + [shortest] * num_fill
+        is_filler = [False] * len(rows) + [True] * num_fill
+        for rank, part in enumerate(_spread([int(lengths[row]) for row in padded], dp_size, balance)):
+            per_rank[rank] += [padded[i] for i in part]
+            fillers[rank] += [is_filler[i] for i in part]
+            ids[rank] += [mini_batch_id] * len(part)
+    planned = batch.select_idxs([row for rows in per_rank for row in rows])
+    filler = torch.tensor([flag for flags in fillers for flag in flags])
+    for key in {loss_mask_key, "response_mask"}:
+        planned.batch[key] = planned.batch[key] & ~filler[:, None]
+    planned.batch["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
+    planned.meta_info = {**batch.meta_info, "mini_batches": denominators}
+    return planned
+
+
+def _group_rows(uids, num_prompts: int, shuffle_seed: int | None) -> list[list[int]]:
+    """Row numbers per mini-batch: ``num_prompts`` whole groups each."""
+    groups: dict[str, list[int]] = {}
+    for row, uid in enumerate(uids):
+        groups.setdefault(uid, []).append(row)
+    members = list(groups.values())
+    if shuffle_seed is not None:
+        generator = torch.Generator().manual_seed(shuffle_seed)
+        members = [members[i] for i in torch.randperm(len(members), generator=generator).tolist()]
+    return [
+        [row for group in members[start : start + num_prompts] for row in group]
+        for start in range(0, len(members), num_prompts)
+    ]
+
+
+def _spread(lengths: list[int], dp_size: int, balance: bool) -> list[list[int]]:
+    """Positions per rank, equally many each."""
+    if dp_size == 1:
+        return [list(range(len(lengths)))]
+    if balance:
+        return [sorted(part) for part in get_seqlen_balanced_partitions(lengths, dp_size, equal_size=True)]
+    per_rank = len(lengths) // dp_size
+    return [list(range(rank * per_rank, (rank + 1) * per_rank)) for rank in range(dp_size)]

@@ -1,0 +1,525 @@
+"""The trainer: one process that holds the algorithm and calls groups of workers for everything heavy.
+
+A step is a chain of stages. Each takes a `DataProto`, adds the keys that the table at the top of `burnish/protocol.py` lists for
+it, and hands it on; a variant of the algorithm overrides one stage and leaves `fit` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from burnish.config import PPOTrainerConfig
+from burnish.core_algos.advantages import compute_advantage
+from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
+from burnish.data import RLHFDataset, create_dataloader
+from burnish.protocol import DataProto
+from burnish.reward import RewardManager
+from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
+from burnish.trainer.ppo.checkpoint import CheckpointManager
+from burnish.trainer.ppo.generations import dump_generations, sample_of, show_generations
+from burnish.trainer.ppo.metrics import (
+    compute_data_metrics,
+    compute_rollout_difference,
+    compute_throughout_metrics,
+    compute_timing_metrics,
+)
+from burnish.trainer.ppo.mini_batches import plan_mini_batches
+from burnish.trainer.ppo.roles import Role, need_critic, need_reference_policy
+from burnish.trainer.ppo.validation import validation_metrics
+from burnish.utils.errors import ConfigError, TrainingError
+from burnish.utils.timing import marked_timer
+from burnish.utils.tracking import Tracking
+
+PROMPT_TENSORS = ["input_ids", "attention_mask", "position_ids"]
+
+
+@dataclass(kw_only=True)
+class StepReport:
+    """What a callback is told after a step (and after a validation before training, as step 0)."""
+
+    step: int
+    total_steps: int
+    metrics: dict[str, float]
+    sample: dict[str, Any] = field(default_factory=dict)
+
+
+def stage(name: str) -> Callable:
+    """Marks a method as a stage: its seconds go to ``timing_s/<name>``, and errors can say where they happened."""
+
+    def decorator(method: Callable) -> Callable:
+        @wraps(method)
+        def timed(self: RayPPOTrainer, *args: Any, **kwargs: Any) -> Any:
+            self.current_stage = name
+            with marked_timer(name, self.timing_raw):
+                return method(self, *args, **kwargs)
+
+        return timed
+
+    return decorator
+
+
+class RayPPOTrainer:
+    """Trains a policy by PPO, GRPO or one of their family.
+
+    Args:
+        config: the whole configuration.
+        tokenizer: the policy's tokenizer.
+        role_worker_mapping: which class of worker plays which role.
+        resource_pool_manager: which processes and devices each role gets.
+        ray_worker_group_cls: `RayWorkerGroup`, or `LocalWorkerGroup` for one process without Ray.
+        processor: of multimodal models; must be None so far.
+        reward_fn, val_reward_fn: score responses in training and in validation.
+        train_dataset, val_dataset: prompts.
+        collate_fn: rows -> batch.
+        train_sampler: order of the training rows; default: shuffled by ``data.seed`` and epoch.
+        device_name: "cpu" or "cuda".
+        callbacks: called with a `StepReport` after every step.
+
+    Raises:
+        ConfigError: the data cannot fill one batch, or a part that the algorithm needs is missing.
+    """
+
+    def __init__(
+        self,
+        config: PPOTrainerConfig,
+        tokenizer: Any,
+        role_worker_mapping: Mapping[Role, type],
+        resource_pool_manager: Any,
+        ray_worker_group_cls: type[WorkerGroup] | None = None,
+        processor: Any = None,
+        reward_fn: RewardManager | None = None,
+        val_reward_fn: RewardManager | None = None,
+        train_dataset: RLHFDataset | None = None,
+        val_dataset: RLHFDataset | None = None,
+        collate_fn: Callable | None = None,
+        train_sampler: Any = None,
+        device_name: str | None = None,
+        callbacks: tuple[Callable[[StepReport], None], ...] = (),
+    ) -> None:
+        if processor is not None:
+            raise ConfigError("A processor was given: multimodal models are not supported yet. Pass processor=None.")
+        if reward_fn is None or train_dataset is None:
+            raise ConfigError("RayPPOTrainer needs a reward_fn and a train_dataset.")
+        self.config = config
+        self.tokenizer = tokenizer
+        self.role_worker_mapping = dict(role_worker_mapping)
+        self.resource_pool_manager = resource_pool_manager
+        self.ray_worker_group_cls = ray_worker_group_cls or _default_worker_group_cls()
+        self.reward_fn = reward_fn
+        self.val_reward_fn = val_reward_fn or reward_fn
+        self.train_dataset = train_dataset
+        self.val_dataset = val_dataset
+        self.device_name = device_name or "cpu"
+        self.callbacks = callbacks
+        self.use_critic = need_critic(config)
+        self.use_reference_policy = need_reference_policy(config)
+        self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
+        self.global_steps = 0
+        self.current_stage = "start"
+        self.metrics: dict[str, float] = {}
+        self.timing_raw: dict[str, float] = {}
+        self.skipped_updates_in_a_row = 0
+        self.worker_groups: dict[str, WorkerGroup] = {}
+        self._create_dataloaders(collate_fn, train_sampler)
+        self.checkpoints = CheckpointManager(config.trainer)
+        self.logger: Tracking | None = None
+
+    # ------------------------------------------------------------------------------------------------ start
+
+    def _create_dataloaders(self, collate_fn: Callable | None, train_sampler: Any) -> None:
+        data, trainer = self.config.data, self.config.trainer
+        common = {"num_workers": data.dataloader_num_workers, "seed": data.seed, "pad_token_id": self._pad_token_id}
+        self.train_dataloader = create_dataloader(
+            self.train_dataset,
+            batch_size=data.train_batch_size,
+            shuffle=data.shuffle,
+            drop_last=True,
+            collate_fn=collate_fn,
+            sampler=train_sampler,
+            **common,
+        )
+        if len(self.train_dataloader) == 0:
+            raise ConfigError(
+                f"data.train_batch_size={data.train_batch_size}, but the training set has {len(self.train_dataset)} "
+                f"prompts after filtering, fewer than one batch. Set data.train_batch_size to at most that."
+            )
+        self.val_dataloader = None
+        if self.val_dataset is not None:
+            self.val_dataloader = create_dataloader(
+                self.val_dataset,
+                batch_size=data.val_batch_size or len(self.val_dataset),
+                shuffle=data.validation_shuffle,
+                drop_last=False,
+                collate_fn=collate_fn,
+                **common,
+            )
+        self.total_training_steps = trainer.total_training_steps or len(self.train_dataloader) * trainer.total_epochs
+        # Schedules with a decay need to know where they end.
+        for optim in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim if self.use_critic else None):
+            if optim is not None and optim.total_training_steps <= 0:
+                optim.total_training_steps = self.total_training_steps
+
+    @property
+    def _pad_token_id(self) -> int:
+        return self.tokenizer.pad_token_id
+
+    def init_workers(self) -> None:
+        """Starts the worker processes pool by pool, several roles in one process where they share a pool, and loads models."""
+        self.resource_pool_manager.create_resource_pool()
+        pools: dict[Any, dict[str, RayClassWithInitArgs]] = {}
+        for role, worker_cls in self.role_worker_mapping.items():
+            pool = self.resource_pool_manager.get_resource_pool(role)
+            pools.setdefault(pool, {})[str(role)] = self._worker_with_init_args(role, worker_cls)
+        for pool, class_dict in pools.items():
+            worker_group = self.ray_worker_group_cls(
+                resource_pool=pool,
+                ray_cls_with_init=create_colocated_worker_cls(class_dict),
+                stage_timeout=self.config.trainer.stage_timeout,
+            )
+            self.worker_groups |= worker_group.spawn(set(class_dict))
+        actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.role_worker_mapping else Role.ActorRollout
+        self.actor_rollout_wg: Any = self.worker_groups[str(actor_role)]
+        self.critic_wg: Any = self.worker_groups[str(Role.Critic)] if self.use_critic else None
+        if self.use_critic:
+            self.critic_wg.init_model()
+        self.actor_rollout_wg.init_model()
+
+    def _worker_with_init_args(self, role: Role, worker_cls: type) -> RayClassWithInitArgs:
+        common = {"device": self.device_name, "pad_token_id": self._pad_token_id}
+        if role is Role.Critic:
+            return RayClassWithInitArgs(worker_cls, config=self.config.critic, **common)
+        return RayClassWithInitArgs(worker_cls, config=self.config.actor_rollout_ref, role=str(role), **common)
+
+    def shutdown(self) -> None:
+        """Ends the worker processes and closes the logs; safe to call twice."""
+        for worker_group in self.worker_groups.values():
+            worker_group.shutdown()
+        self.worker_groups = {}
+        if self.logger is not None:
+            self.logger.finish()
+            self.logger = None
+
+    # -------------------------------------------------------------------------------------------------- fit
+
+    def fit(self) -> None:
+        """Trains until ``trainer.total_training_steps``, from the newest checkpoint if there is one.
+
+        Raises:
+            TrainingError: updates were skipped more than ``trainer.max_skipped_updates`` times in a row.
+            WorkerError: a worker failed or died.
+        """
+        self._start_run()
+        for batch_dict in self._batches():
+            with self._step():
+                batch = self._collect(batch_dict)
+                batch = self._compute_old_log_prob(batch)
+                batch = self._compute_ref_log_prob(batch)
+                batch = self._compute_values(batch)
+                batch = self._compute_advantage(batch)
+                self._update_critic(batch)
+                self._update_actor(batch)
+                self._update_weights()
+                self._validate()
+                self._save_checkpoint()
+            self._log(batch)
+
+    def _start_run(self) -> None:
+        """Resumes, opens the logs, and validates before training if asked to."""
+        trainer = self.config.trainer
+        self._load_checkpoint()
+        self.logger = Tracking(
+            trainer.project_name,
+            trainer.experiment_name,
+            trainer.logger,
+            run_dir=trainer.default_local_dir,
+            config=self.config,
+        )
+        if trainer.val_before_train and self.val_dataloader is not None:
+            self._run_validation()
+            self.logger.log(self.metrics, step=self.global_steps)
+            self._call_back({})
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        """Batches of prompts, epoch after epoch, one a step, until the last step."""
+        if self.config.trainer.val_only:
+            return
+        while self.global_steps < self.total_training_steps:
+            for batch_dict in self.train_dataloader:
+                self.global_steps += 1
+                yield batch_dict
+                if self.global_steps >= self.total_training_steps:
+                    return
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the current step, from 0."""
+        return max(self.global_steps - 1, 0) // len(self.train_dataloader)
+
+    @property
+    def is_last_step(self) -> bool:
+        return self.global_steps >= self.total_training_steps
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        self.metrics, self.timing_raw = {}, {}
+        with marked_timer("step", self.timing_raw):
+            yield
+
+    # ----------------------------------------------------------------------------------------------- stages
+
+    def _collect(self, batch_dict: dict[str, Any]) -> DataProto:
+        """Prompts -> scored responses. Dynamic sampling repeats this; asynchronous schedules run it ahead."""
+        batch = self._get_gen_batch(batch_dict)
+        batch = self._generate(batch)
+        return self._compute_reward(batch)
+
+    def _get_gen_batch(
+        self, batch_dict: dict[str, Any], *, n: int | None = None, uid_prefix: str | None = None
+    ) -> DataProto:
+        """A batch of the data loader as `DataProto`, each prompt ``n`` times.
+
+        The ``uid`` of a group is its epoch and row, not a random number: the random stream of a response follows from it.
+        """
+        batch = DataProto.from_single_dict(batch_dict, meta_info={"pad_token_id": self._pad_token_id})
+        prefix = f"epoch{self.epoch}" if uid_prefix is None else uid_prefix
+        n = self.config.actor_rollout_ref.rollout.n if n is None else n
+        batch.non_tensor_batch["uid"] = _object_array(f"{prefix}-{row}" for row in batch.non_tensor_batch["uid"])
+        num_prompts = len(batch)
+        batch = batch.repeat(n, interleave=True)
+        batch.non_tensor_batch["sample_index"] = _object_array(list(range(n)) * num_prompts)
+        return batch
+
+    @stage("gen")
+    def _generate(self, batch: DataProto, *, validate: bool = False) -> DataProto:
+        """Responses with their log-probs; the prompts' tensors come back inside them."""
+        prompts = batch.pop(batch_keys=PROMPT_TENSORS)
+        prompts.non_tensor_batch = {key: batch.non_tensor_batch[key] for key in ("uid", "sample_index")}
+        prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate}
+        generated = self.actor_rollout_wg.generate_sequences(prompts)
+        return batch.union(generated)
+
+    @stage("reward")
+    def _compute_reward(self, batch: DataProto) -> DataProto:
+        """A score per response, on its last token."""
+        result = self.reward_fn(batch)
+        self.metrics |= result.metrics
+        return result.add_to(batch)
+
+    @stage("old_log_prob")
+    def _compute_old_log_prob(self, batch: DataProto) -> DataProto:
+        """Log-probs under the policy before the update.
+
+        With one update per batch they are the update's own, detached: the pass is left out, and the update measures the
+        difference to the rollout's.
+        """
+        if self._one_update_per_batch and not self.config.algorithm.use_kl_in_reward:
+            return batch
+        batch = batch.union(self.actor_rollout_wg.compute_log_prob(batch.select(**_FORWARD_KEYS)))
+        self.metrics |= compute_rollout_difference(batch)
+        return batch
+
+    @property
+    def _one_update_per_batch(self) -> bool:
+        actor = self.config.actor_rollout_ref.actor
+        return actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= self.config.data.train_batch_size
+
+    @stage("ref")
+    def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        """Log-probs under the frozen reference, when a KL term reads them."""
+        if not self.use_reference_policy:
+            return batch
+        return batch.union(self.actor_rollout_wg.compute_ref_log_prob(batch.select(**_FORWARD_KEYS)))
+
+    @stage("values")
+    def _compute_values(self, batch: DataProto) -> DataProto:
+        """The critic's value of the state before each response token."""
+        if not self.use_critic:
+            return batch
+        return batch.union(self.critic_wg.compute_values(batch.select(**_FORWARD_KEYS)))
+
+    @stage("adv")
+    def _compute_advantage(self, batch: DataProto) -> DataProto:
+        """Rewards (scores, less KL if asked for) -> advantages and returns."""
+        algorithm = self.config.algorithm
+        if algorithm.use_kl_in_reward:
+            batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl_in_reward, algorithm.kl_penalty)
+            self.metrics |= kl_metrics
+        else:
+            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+        return compute_advantage(
+            batch,
+            adv_estimator=algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            num_repeat=self.config.actor_rollout_ref.rollout.n,
+            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+            config=algorithm,
+        )
+
+    @stage("update_critic")
+    def _update_critic(self, batch: DataProto) -> None:
+        """Fits the values to the returns."""
+        if self.use_critic:
+            self._update(self.critic_wg.update_critic, self.critic_wg, batch, self.config.critic)
+
+    @stage("update_actor")
+    def _update_actor(self, batch: DataProto) -> None:
+        """Improves the policy; left out during the critic's warm-up."""
+        if self.global_steps > self.config.trainer.critic_warmup:
+            self._update(
+                self.actor_rollout_wg.update_actor, self.actor_rollout_wg, batch, self.config.actor_rollout_ref.actor
+            )
+
+    def _update(self, update: Callable, worker_group: WorkerGroup, batch: DataProto, config: Any) -> None:
+        """``ppo_epochs`` passes over the batch, each in mini-batches formed over all ranks."""
+        per_epoch = []
+        for ppo_epoch in range(config.ppo_epochs):
+            seed = (config.data_loader_seed * 1_000_003 + self.global_steps) * 1_009 + ppo_epoch
+            planned = plan_mini_batches(
+                batch,
+                num_prompts=config.ppo_mini_batch_size,
+                dp_size=worker_group.world_size,
+                shuffle_seed=seed if config.shuffle else None,
+                balance=self.config.trainer.balance_batch,
+            )
+            planned.meta_info["global_steps"] = self.global_steps
+            per_epoch.append(_merge_ranks(update(planned)))
+        metrics = {key: sum(m[key] for m in per_epoch) / len(per_epoch) for key in per_epoch[0]}
+        self.metrics |= metrics
+        self._watch_skipped_updates(metrics)
+
+    def _watch_skipped_updates(self, metrics: dict[str, float]) -> None:
+        """A non-finite gradient skips its update; too many in a row end the run before weights or time are lost."""
+        skipped = sum(value for key, value in metrics.items() if key.endswith("/skipped_updates"))
+        self.skipped_updates_in_a_row = self.skipped_updates_in_a_row + 1 if skipped else 0
+        limit = self.config.trainer.max_skipped_updates
+        if self.skipped_updates_in_a_row > limit:
+            raise TrainingError(
+                f"Step {self.global_steps}: the gradient was not finite in {self.skipped_updates_in_a_row} steps in a row "
+                f"(trainer.max_skipped_updates={limit}), so nothing is learned any more. The last checkpoint is unharmed; "
+                "look at actor/grad_norm and the rewards, lower the learning rate, or set a gradient clip."
+            )
+
+    @stage("update_weights")
+    def _update_weights(self) -> None:
+        """The rollout gets the new weights (nothing to do where it decodes on the actor's own)."""
+        self.actor_rollout_wg.update_weights(self.global_steps)
+
+    # ------------------------------------------------------------------------------------------ bookkeeping
+
+    def _is_due(self, freq: int) -> bool:
+        return freq > 0 and (self.global_steps % freq == 0 or self.is_last_step)
+
+    def _validate(self) -> None:
+        """Validation metrics, every ``trainer.test_freq`` steps and at the end."""
+        if self.val_dataloader is not None and self._is_due(self.config.trainer.test_freq):
+            self._run_validation()
+
+    @stage("testing")
+    def _run_validation(self) -> None:
+        val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
+        scored = []
+        timing_raw = dict(self.timing_raw)
+        for batch_dict in self.val_dataloader:  # type: ignore[union-attr]
+            batch = self._get_gen_batch(batch_dict, n=val_kwargs.n, uid_prefix="val")
+            batch = self._generate(batch, validate=True)
+            scored.append(self.val_reward_fn(batch).add_to(batch))
+        # Generation for validation is validation's time, not the step's rollout.
+        self.timing_raw = timing_raw
+        batch = DataProto.concat(scored)
+        self.metrics |= validation_metrics(batch)
+        num_shown = self.config.trainer.log_val_generations
+        if num_shown > 0:
+            show_generations(batch, self.tokenizer, num_shown, self.global_steps)
+        if self.config.trainer.validation_data_dir:
+            dump_generations(batch, self.tokenizer, self.config.trainer.validation_data_dir, self.global_steps)
+
+    def _save_checkpoint(self) -> None:
+        """A checkpoint every ``trainer.save_freq`` steps and at the end."""
+        if self._is_due(self.config.trainer.save_freq):
+            self._write_checkpoint()
+
+    @stage("save_checkpoint")
+    def _write_checkpoint(self) -> None:
+        with self.checkpoints.writing(self.global_steps) as folder:
+            self.actor_rollout_wg.save_checkpoint(f"{folder}/actor")
+            if self.use_critic:
+                self.critic_wg.save_checkpoint(f"{folder}/critic")
+            self.checkpoints.write_state(
+                folder,
+                {
+                    "global_steps": self.global_steps,
+                    "dataloader": self.train_dataloader.state_dict(),
+                    "kl_coef": self.kl_ctrl_in_reward.value,
+                },
+            )
+
+    def _load_checkpoint(self) -> None:
+        folder = self.checkpoints.find()
+        if folder is None:
+            return
+        state = self.checkpoints.read_state(folder)
+        self.global_steps = state["global_steps"]
+        self.train_dataloader.load_state_dict(state["dataloader"])
+        self.kl_ctrl_in_reward.value = state["kl_coef"]
+        self.actor_rollout_wg.load_checkpoint(f"{folder}/actor")
+        if self.use_critic:
+            self.critic_wg.load_checkpoint(f"{folder}/critic")
+        self._update_weights()
+
+    def _log(self, batch: DataProto) -> None:
+        """All metrics of the step, to every logger and callback."""
+        self.metrics |= compute_data_metrics(batch, self.use_critic, self.config.data.max_response_length)
+        self.metrics |= compute_timing_metrics(batch, self.timing_raw)
+        self.metrics |= compute_throughout_metrics(
+            batch, self.timing_raw, n_gpus=self.resource_pool_manager.get_n_gpus()
+        )
+        self.metrics |= {"training/global_step": self.global_steps, "training/epoch": self.epoch}
+        if self.logger is not None:
+            self.logger.log(self.metrics, step=self.global_steps)
+        if self.config.trainer.rollout_data_dir:
+            dump_generations(batch, self.tokenizer, self.config.trainer.rollout_data_dir, self.global_steps)
+        if self.callbacks:
+            self._call_back(sample_of(batch, self.tokenizer))
+
+    def _call_back(self, sample: dict[str, Any]) -> None:
+        report = StepReport(
+            step=self.global_steps, total_steps=self.total_training_steps, metrics=dict(self.metrics), sample=sample
+        )
+        for callback in self.callbacks:
+            callback(report)
+
+
+# What a forward pass of the policy, the reference or the critic reads.
+_FORWARD_KEYS: dict[str, Any] = {
+    "batch_keys": [*PROMPT_TENSORS, "responses", "response_mask"],
+    "non_tensor_batch_keys": [],
+}
+
+
+def _object_array(values: Iterable[Any]) -> np.ndarray:
+    values = list(values)
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _merge_ranks(per_rank: list[dict[str, float]]) -> dict[str, float]:
+    """The engine has summed the metrics over the ranks already; memory is each rank's own, and the fullest one counts."""
+    merged = dict(per_rank[0])
+    for key in merged:
+        if key.startswith("perf/"):
+            merged[key] = max(metrics[key] for metrics in per_rank)
+    return merged
+
+
+def _default_worker_group_cls() -> type[WorkerGroup]:
+    from burnish.single_controller.ray import RayWorkerGroup
+
+    return RayWorkerGroup

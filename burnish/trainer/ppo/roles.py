@@ -1,0 +1,34 @@
+"""The roles of an RL run. One worker may hold several; the resource pools say where each lives."""
+
+from enum import Enum
+
+from burnish.config import PPOTrainerConfig
+
+
+class Role(Enum):
+    """What a group of workers does."""
+
+    Actor = "actor"
+    Rollout = "rollout"
+    ActorRollout = "actor_rollout"
+    ActorRolloutRef = "actor_rollout_ref"
+    Critic = "critic"
+    RefPolicy = "ref"
+    RewardModel = "reward_model"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def need_reference_policy(config: PPOTrainerConfig) -> bool:
+    """A frozen reference is loaded only when a KL term reads it."""
+    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+
+
+def need_critic(config: PPOTrainerConfig) -> bool:
+    """A critic is trained when the estimator bootstraps from values, or when the configuration insists."""
+    if config.critic is None:
+        return False
+    if config.critic.enable is not None:
+        return bool(config.critic.enable)
+    return config.algorithm.adv_estimator == "gae"

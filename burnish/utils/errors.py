@@ -1,0 +1,55 @@
+"""Every error burnish raises on purpose, drawn as one tree.
+
+BurnishError
+├── ConfigError       a key, a value, or several keys together (before anything heavy starts)
+├── DataError         a file, a row or a prompt of a dataset
+├── RewardError       a reward function or what it returned
+├── ModelError        a model folder, its tokenizer or its architecture
+├── RolloutError      a generation request or a rollout engine
+├── TrainingError     an update that must not go on (non-finite gradients, empty batches)
+├── CheckpointError   saving, finding or loading a checkpoint
+├── ResourceError     the cluster cannot give what was asked for
+└── WorkerError       a worker process failed or died: names the worker, the stage and the cause
+
+A message is a sentence: what was given, what is wrong with it, what to do.
+"""
+
+
+class BurnishError(Exception):
+    """Base of every error that burnish raises on purpose."""
+
+
+class ConfigError(BurnishError):
+    """A configuration key or value is wrong, or several contradict each other."""
+
+
+class DataError(BurnishError):
+    """A dataset file or row cannot be used."""
+
+
+class RewardError(BurnishError):
+    """A reward function failed or returned something that is no score."""
+
+
+class ModelError(BurnishError):
+    """A model folder, tokenizer or architecture cannot be used."""
+
+
+class RolloutError(BurnishError):
+    """A generation request cannot be served."""
+
+
+class TrainingError(BurnishError):
+    """Training cannot go on without going wrong."""
+
+
+class CheckpointError(BurnishError):
+    """A checkpoint cannot be written, found or read."""
+
+
+class ResourceError(BurnishError):
+    """The cluster does not have the resources that the configuration asks for."""
+
+
+class WorkerError(BurnishError):
+    """A worker process raised or died."""

@@ -1,0 +1,155 @@
+"""Actor, rollout and reference policy in one process: the hybrid engine.
+
+The actor trains, the rollout decodes (on the actor's own weights where the layout allows it), the reference is a frozen copy of
+the model at the start. This class only wires engines to calls; what they compute lives in `burnish.engine` and `burnish.rollout`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from burnish.config import ActorRolloutRefConfig, RolloutConfig
+from burnish.engine import FSDPEngine
+from burnish.model.load import eos_token_ids
+from burnish.protocol import DataProto
+from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
+from burnish.single_controller import Dispatch, Worker, register
+from burnish.workers.losses import make_policy_loss
+from burnish.workers.updates import forward_kwargs, run_mini_batches, update_kwargs
+
+
+def policy_temperature(config: RolloutConfig) -> float:
+    """Temperature of the policy that is trained: log-probs and entropy are those of softmax(logits / T), T = 1 for greedy."""
+    return config.temperature if config.do_sample and config.temperature > 0 else 1.0
+
+
+class ActorRolloutRefWorker(Worker):
+    """One rank of the policy.
+
+    Args:
+        config: the ``actor_rollout_ref`` section.
+        role: "actor_rollout" or "actor_rollout_ref" (with a reference policy).
+        device: "cpu" or "cuda".
+        pad_token_id: id that fills the tensors of a batch where there is no token.
+    """
+
+    def __init__(self, config: ActorRolloutRefConfig, role: str, device: str, pad_token_id: int) -> None:
+        super().__init__()
+        self.config = config
+        self.has_reference = role.endswith("_ref")
+        self.device = torch.device(device, self.local_rank) if device == "cuda" else torch.device(device)
+        self.pad_token_id = pad_token_id
+        self.policy_version = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Loads the model into the training engine, the rollout onto it, and the reference if there is one."""
+        self.ensure_process_group(self.device.type)
+        actor, model = self.config.actor, self.config.model
+        self.engine = FSDPEngine(
+            model,
+            actor.fsdp_config,
+            actor.optim,
+            module="policy",
+            device=self.device,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        self.reference = None
+        if self.has_reference:
+            self.reference = FSDPEngine(
+                model,
+                self.config.ref.fsdp_config,
+                None,
+                module="policy",
+                device=self.device,
+                rank=self.rank,
+                world_size=self.world_size,
+            )
+        self.rollout = build_rollout(self.engine, self.config, self.device)
+        self.eos_token_ids = eos_token_ids(model.path)
+        self._push_weights()
+
+    def _push_weights(self) -> None:
+        stream: Iterator[Any] = iter(()) if self.rollout.shares_storage else self.engine.named_weights()
+        self.rollout.update_weights(stream, self.policy_version)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def update_weights(self, version: int) -> None:
+        """Hands the actor's weights to the rollout, as policy ``version``."""
+        self.policy_version = version
+        self._push_weights()
+
+    sync_weights = update_weights
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Samples a response for every row (``meta_info["validate"]``: by ``rollout.val_kwargs``)."""
+        sampling = self._sampling_params(validate=prompts.meta_info.get("validate", False))
+        self.rollout.wake_up()
+        responses = self.rollout.generate(requests_from_dataproto(prompts), sampling)
+        if self.config.rollout.free_cache_engine:
+            self.rollout.sleep(level=1)
+        return responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
+
+    def _sampling_params(self, *, validate: bool) -> SamplingParams:
+        rollout = self.config.rollout
+        source = rollout.val_kwargs if validate else rollout
+        return SamplingParams(
+            temperature=source.temperature,
+            top_p=source.top_p,
+            top_k=source.top_k,
+            do_sample=source.do_sample,
+            max_new_tokens=rollout.response_length,
+            ignore_eos=rollout.ignore_eos,
+            seed=rollout.seed,
+            eos_token_ids=self.eos_token_ids,
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """``old_log_probs`` [batch, response]: the actor's log-probs of the responses."""
+        outputs = self._log_probs(self.engine, data, forward_kwargs(self.config.rollout))
+        return DataProto.from_dict(tensors={"old_log_probs": outputs})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """``ref_log_prob`` [batch, response]: the reference's log-probs of the responses."""
+        assert self.reference is not None, "this worker was started without the reference role"
+        outputs = self._log_probs(self.reference, data, forward_kwargs(self.config.ref))
+        return DataProto.from_dict(tensors={"ref_log_prob": outputs})
+
+    def _log_probs(self, engine: FSDPEngine, data: DataProto, batching: dict[str, int | None]) -> torch.Tensor:
+        temperature = policy_temperature(self.config.rollout)
+        outputs = engine.infer_batch(data, temperature=temperature, outputs=("log_probs",), **batching)
+        return outputs["log_probs"]
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_actor(self, data: DataProto) -> dict[str, float]:
+        """One pass over the planned mini-batches; the metrics are those of all ranks together."""
+        actor = self.config.actor
+        start = time.perf_counter()
+        metrics = run_mini_batches(
+            self.engine,
+            data,
+            make_policy_loss(actor),
+            name="actor",
+            outputs=("log_probs", "entropy"),
+            temperature=policy_temperature(self.config.rollout),
+            loss_scale_factor=actor.loss_scale_factor or self.config.rollout.response_length,
+            batching=update_kwargs(actor),
+        )
+        return metrics | self.engine.perf_metrics(data, seconds=time.perf_counter() - start, name="actor")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Model in Hugging Face format, optimizer state beside it."""
+        self.engine.save_checkpoint(folder)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        self.engine.load_checkpoint(folder)

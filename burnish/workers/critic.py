@@ -1,0 +1,81 @@
+"""The critic: a causal language model with a value head."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from burnish.config import FSDPCriticConfig
+from burnish.engine import FSDPEngine
+from burnish.protocol import DataProto
+from burnish.single_controller import Dispatch, Worker, register
+from burnish.workers.losses import make_value_loss
+from burnish.workers.updates import run_mini_batches, update_kwargs
+
+
+class CriticWorker(Worker):
+    """One rank of the critic.
+
+    Args:
+        config: the ``critic`` section.
+        device: "cpu" or "cuda".
+        pad_token_id: id that fills the tensors of a batch where there is no token.
+    """
+
+    def __init__(self, config: FSDPCriticConfig, device: str, pad_token_id: int) -> None:
+        super().__init__()
+        self.config = config
+        self.device = torch.device(device, self.local_rank) if device == "cuda" else torch.device(device)
+        self.pad_token_id = pad_token_id
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Loads the model and puts a value head on it."""
+        self.ensure_process_group(self.device.type)
+        self.engine = FSDPEngine(
+            self.config.model,
+            self.config.model.fsdp_config,
+            self.config.optim,
+            module="value",
+            device=self.device,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """``values`` [batch, response]: the value of the state before each response token."""
+        config = self.config
+        batching = (
+            {"max_token_len": config.forward_max_token_len_per_gpu}
+            if config.use_dynamic_bsz
+            else {"micro_batch_size": config.forward_micro_batch_size_per_gpu}
+        )
+        outputs = self.engine.infer_batch(data, temperature=1.0, outputs=("values",), **batching)
+        return DataProto.from_dict(tensors={"values": outputs["values"]})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_critic(self, data: DataProto) -> dict[str, float]:
+        """One pass over the planned mini-batches; the metrics are those of all ranks together."""
+        start = time.perf_counter()
+        metrics = run_mini_batches(
+            self.engine,
+            data,
+            make_value_loss(self.config),
+            name="critic",
+            outputs=("values",),
+            temperature=1.0,
+            loss_scale_factor=data.batch["responses"].shape[1],
+            batching=update_kwargs(self.config),
+        )
+        return metrics | self.engine.perf_metrics(data, seconds=time.perf_counter() - start, name="critic")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Model and value head, optimizer state beside them."""
+        self.engine.save_checkpoint(folder)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        self.engine.load_checkpoint(folder)

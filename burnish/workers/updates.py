@@ -1,0 +1,65 @@
+"""What actor and critic do alike with a planned batch: one optimizer step per mini-batch, metrics averaged over the steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnish.config import FSDPActorConfig, FSDPCriticConfig, RefConfig, RolloutConfig
+from burnish.engine import FSDPEngine
+from burnish.protocol import DataProto
+from burnish.workers.losses import LossFn
+
+
+def update_kwargs(config: FSDPActorConfig | FSDPCriticConfig) -> dict[str, int | None]:
+    """How updates are cut into micro-batches: by tokens (a hard bound) or by rows."""
+    if config.use_dynamic_bsz:
+        return {"max_token_len": config.ppo_max_token_len_per_gpu}
+    return {"micro_batch_size": config.ppo_micro_batch_size_per_gpu}
+
+
+def forward_kwargs(config: RolloutConfig | RefConfig) -> dict[str, int | None]:
+    """How log-prob passes are cut into micro-batches."""
+    if config.log_prob_use_dynamic_bsz:
+        return {"max_token_len": config.log_prob_max_token_len_per_gpu}
+    return {"micro_batch_size": config.log_prob_micro_batch_size_per_gpu}
+
+
+def run_mini_batches(
+    engine: FSDPEngine,
+    data: DataProto,
+    loss_fn: LossFn,
+    *,
+    name: str,
+    outputs: tuple[str, ...],
+    temperature: float,
+    loss_scale_factor: float,
+    batching: dict[str, int | None],
+) -> dict[str, float]:
+    """Trains on the mini-batches that `plan_mini_batches` has laid out, in their order.
+
+    Args:
+        data: this rank's rows, with ``mini_batch_id`` [batch]; ``meta_info`` has ``mini_batches`` (the denominators of each
+            step over all ranks) and ``global_steps`` (which decides the learning rate).
+
+    Returns:
+        The means of the steps' metrics; ``<name>/skipped_updates`` counts.
+    """
+    per_step: list[dict[str, float]] = []
+    for mini_batch_id, denominators in enumerate(data.meta_info["mini_batches"]):
+        if denominators["batch_num_tokens"] == 0:
+            continue
+        rows = data.select_idxs(data.batch["mini_batch_id"] == mini_batch_id)
+        info: dict[str, Any] = {
+            **denominators,
+            "dp_size": engine.dp_size,
+            "loss_scale_factor": loss_scale_factor,
+        }
+        metrics = engine.train_batch(
+            rows, loss_fn, temperature=temperature, outputs=outputs, global_batch_info=info, **batching
+        )
+        step_metrics = engine.optimizer_step(data.meta_info["global_steps"])
+        per_step.append(metrics | {f"{name}/{key}": value for key, value in step_metrics.items()})
+    merged = {key: sum(metrics[key] for metrics in per_step) / len(per_step) for key in per_step[0]}
+    skipped = f"{name}/skipped_updates"
+    merged[skipped] = sum(metrics[skipped] for metrics in per_step)
+    return merged

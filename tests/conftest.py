@@ -1,0 +1,30 @@
+"""What all tests share: shapes are checked in the rooms of mathematics, and no test touches the network or the user's folders."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+REPO = Path(__file__).resolve().parents[1]
+
+# Shape annotations are enforced here and free in production.
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook("burnish.core_algos", "beartype.beartype")
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path() -> str:
+    """The demo's model: a Llama-type decoder of about a million parameters."""
+    return str(REPO / "examples" / "tiny_model" / "model")
+
+
+@pytest.fixture(scope="session")
+def tiny_data_path() -> Path:
+    """The folder of the demo's train.jsonl and test.jsonl."""
+    return REPO / "examples" / "tiny_model" / "data"

@@ -1,0 +1,50 @@
+"""Small runs of the real code path, for the end-to-end tests."""
+
+import json
+from pathlib import Path
+
+from burnish.config import load_config
+from burnish.trainer.main_ppo import Parts, RunSummary, TaskRunner, run_ppo
+from burnish.trainer.ppo.metrics import NON_DETERMINISTIC_PREFIXES
+
+REPO = Path(__file__).resolve().parents[2]
+TINY = REPO / "examples" / "tiny_model"
+
+
+def tiny_config(run_dir: Path, *overrides: str):
+    """The demo's recipe on the tiny model, cut down to 3 steps of 8 prompts x 4 samples in float32."""
+    return load_config(
+        [
+            "recipe=demo",
+            f"actor_rollout_ref.model.path={TINY / 'model'}",
+            f"data.train_files={TINY / 'data' / 'train.jsonl'}",
+            f"data.val_files={TINY / 'data' / 'test.jsonl'}",
+            "data.train_batch_size=8",
+            "data.val_max_samples=16",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+            "actor_rollout_ref.rollout.n=4",
+            f"trainer.default_local_dir={run_dir}",
+            "trainer.total_training_steps=3",
+            "trainer.logger=[file]",
+            "trainer.save_freq=-1",
+            "trainer.val_before_train=false",
+            "trainer.test_freq=-1",
+            *overrides,
+        ]
+    )
+
+
+def tiny_run(
+    run_dir: Path, *overrides: str, parts: Parts | None = None, task_runner_class: type[TaskRunner] | None = None
+) -> RunSummary:
+    config = tiny_config(run_dir, *overrides)
+    return run_ppo(config, task_runner_class, parts=parts, quiet=True)
+
+
+def logged(run_dir: Path) -> list[dict[str, float]]:
+    """The metrics that the run has written, without those that measure time."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [
+        {key: value for key, value in json.loads(line).items() if not key.startswith(NON_DETERMINISTIC_PREFIXES)}
+        for line in lines
+    ]

@@ -1,0 +1,100 @@
+"""Whole runs: determinism, both controllers, resume, several ranks, every estimator."""
+
+import json
+
+import pytest
+
+from burnish.trainer.main_ppo import Parts
+from tests.e2e.runs import logged, tiny_run
+
+
+def test_two_runs_with_one_seed_are_identical_and_another_seed_differs(tmp_path):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        tiny_run(tmp_path / name, f"trainer.seed={seed}")
+    first, second, other = (logged(tmp_path / name) for name in "abc")
+    assert len(first) == 3
+    assert first == second
+    assert first != other
+
+
+def test_local_and_ray_controllers_are_the_same_to_the_bit(tmp_path):
+    common = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
+    tiny_run(tmp_path / "local", "trainer.controller=local", *common)
+    tiny_run(tmp_path / "ray", "trainer.controller=ray", *common)
+    assert logged(tmp_path / "local") == logged(tmp_path / "ray")
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path):
+    tiny_run(tmp_path / "one", "trainer.total_training_steps=2")
+    tiny_run(tmp_path / "two", "trainer.total_training_steps=2", "trainer.controller=ray", "trainer.n_gpus_per_node=2")
+    one, two = logged(tmp_path / "one"), logged(tmp_path / "two")
+    # The first step starts from equal weights: same samples, same gradient; only the order of sums differs.
+    for key in ("critic/score/mean", "response_length/mean", "actor/pg_loss", "actor/entropy", "actor/grad_norm"):
+        assert two[0][key] == pytest.approx(one[0][key], rel=2e-4, abs=1e-5), key
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    common = ["trainer.save_freq=2", "trainer.resume_mode=auto", "algorithm.adv_estimator=gae"]
+    tiny_run(tmp_path / "whole", "trainer.total_training_steps=4", *common)
+    tiny_run(tmp_path / "parts", "trainer.total_training_steps=2", *common)
+    tiny_run(tmp_path / "parts", "trainer.total_training_steps=4", *common)
+    assert logged(tmp_path / "whole") == logged(tmp_path / "parts")
+
+
+def test_a_run_that_is_complete_already_ends_at_once(tmp_path):
+    common = ["trainer.save_freq=1", "trainer.resume_mode=auto", "trainer.total_training_steps=1"]
+    tiny_run(tmp_path, *common)
+    assert tiny_run(tmp_path, *common).steps == 1
+    assert len(logged(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.adv_estimator=rloo"],
+        ["algorithm.adv_estimator=reinforce_plus_plus", "actor_rollout_ref.rollout.n=1"],
+        ["algorithm.norm_adv_by_std_in_grpo=false", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+        ["algorithm.adv_estimator=gae", "trainer.critic_warmup=1", "algorithm.use_kl_in_reward=true"],
+        ["actor_rollout_ref.rollout.name=hf"],
+        ["actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64"],
+    ],
+)
+def test_every_way_to_train_trains(tmp_path, overrides):
+    tiny_run(tmp_path, "trainer.total_training_steps=2", *overrides)
+    metrics = logged(tmp_path)
+    assert len(metrics) == 2
+    warming_up = "trainer.critic_warmup=1" in overrides
+    assert ("actor/grad_norm" in metrics[0]) == (not warming_up)
+    assert metrics[1]["actor/grad_norm"] > 0
+    if "algorithm.adv_estimator=gae" in overrides:
+        assert metrics[0]["critic/grad_norm"] > 0
+
+
+def test_rollout_and_trainer_agree_on_the_probabilities(tmp_path):
+    tiny_run(tmp_path)
+    assert all(metrics["training/rollout_probs_diff_max"] < 1e-4 for metrics in logged(tmp_path))
+
+
+def test_generations_are_dumped_whole_and_validation_counts_every_prompt(tmp_path):
+    tiny_run(
+        tmp_path,
+        "trainer.total_training_steps=1",
+        f"trainer.rollout_data_dir={tmp_path / 'rollouts'}",
+        f"trainer.validation_data_dir={tmp_path / 'val'}",
+        "trainer.val_before_train=true",
+        "data.val_batch_size=7",
+        "data.val_max_samples=16",
+    )
+    rows = [json.loads(line) for line in (tmp_path / "rollouts" / "1.jsonl").read_text().splitlines()]
+    assert len(rows) == 32
+    assert all(row["uid"] and row["prompt"] and "score" in row and row["step"] == 1 for row in rows)
+    assert len((tmp_path / "val" / "0.jsonl").read_text().splitlines()) == 16
+    assert logged(tmp_path)[0]["val-aux/burnish/arithmetic/num_prompts"] == 16
+
+
+def test_a_reward_function_given_as_a_python_object_is_used(tmp_path):
+    def longer_is_better(data_source, solution_str, ground_truth, extra_info=None):
+        return float(len(solution_str))
+
+    tiny_run(tmp_path, "trainer.total_training_steps=1", parts=Parts(reward_fn=longer_is_better))
+    assert logged(tmp_path)[0]["critic/score/mean"] > 1

@@ -1,0 +1,100 @@
+"""Mini-batches are formed over the whole batch: any number of ranks takes the same optimizer steps."""
+
+import numpy as np
+import pytest
+import torch
+
+from burnish.protocol import DataProto
+from burnish.trainer.ppo.mini_batches import plan_mini_batches
+from burnish.utils.errors import TrainingError
+
+
+def make_batch(num_prompts: int, n: int, num_response: int = 6, seed: int = 0) -> DataProto:
+    generator = torch.Generator().manual_seed(seed)
+    rows = num_prompts * n
+    lengths = torch.randint(1, num_response + 1, (rows,), generator=generator)
+    mask = torch.arange(num_response)[None] < lengths[:, None]
+    return DataProto.from_dict(
+        tensors={
+            "attention_mask": torch.cat([torch.ones(rows, 4, dtype=torch.bool), mask], dim=1),
+            "response_mask": mask,
+            "loss_mask": mask.clone(),
+            "row": torch.arange(rows),
+        },
+        non_tensors={"uid": np.array([f"u{i // n}" for i in range(rows)], dtype=object)},
+    )
+
+
+def steps_of(planned: DataProto, dp_size: int) -> list[set[int]]:
+    """The rows that count in each step, put together from the ranks' slices."""
+    steps: dict[int, set[int]] = {}
+    for part in planned.chunk(dp_size):
+        for row, step, mask in zip(part.batch["row"], part.batch["mini_batch_id"], part.batch["loss_mask"], strict=True):
+            if mask.any():
+                steps.setdefault(int(step), set()).add(int(row))
+    return [steps[i] for i in sorted(steps)]
+
+
+@pytest.mark.parametrize("shuffle_seed", [None, 3])
+@pytest.mark.parametrize("balance", [True, False])
+def test_any_number_of_ranks_takes_the_same_steps(shuffle_seed, balance):
+    batch = make_batch(num_prompts=7, n=3)
+    plans = {
+        dp_size: plan_mini_batches(
+            batch, num_prompts=2, dp_size=dp_size, shuffle_seed=shuffle_seed, balance=balance
+        )
+        for dp_size in (1, 2, 4)
+    }
+    expected = steps_of(plans[1], 1)
+    assert len(expected) == 4
+    assert set.union(*expected) == set(range(21))
+    for dp_size, planned in plans.items():
+        assert steps_of(planned, dp_size) == expected
+        assert planned.meta_info["mini_batches"] == plans[1].meta_info["mini_batches"]
+
+
+def test_groups_stay_whole():
+    planned = plan_mini_batches(make_batch(6, 4), num_prompts=2, dp_size=1, shuffle_seed=5)
+    for uid in set(planned.non_tensor_batch["uid"]):
+        assert len(set(planned.batch["mini_batch_id"][[u == uid for u in planned.non_tensor_batch["uid"]]].tolist())) == 1
+
+
+def test_the_denominators_count_tokens_and_rows_of_the_loss_only():
+    batch = make_batch(2, 2)
+    batch.batch["loss_mask"][0] = False
+    planned = plan_mini_batches(batch, num_prompts=2, dp_size=2)
+    (info,) = planned.meta_info["mini_batches"]
+    assert info == {"batch_num_tokens": int(batch.batch["loss_mask"].sum()), "global_batch_size": 3}
+
+
+def test_rows_that_fill_up_an_uneven_split_carry_no_loss():
+    batch = make_batch(1, 3)
+    planned = plan_mini_batches(batch, num_prompts=1, dp_size=2)
+    assert len(planned) == 4
+    assert int(planned.batch["loss_mask"].sum()) == int(batch.batch["loss_mask"].sum())
+
+
+def test_the_given_batch_is_left_as_it_was():
+    batch = make_batch(1, 3)
+    before = batch.batch["loss_mask"].clone()
+    plan_mini_batches(batch, num_prompts=1, dp_size=2)
+    assert torch.equal(batch.batch["loss_mask"], before)
+    assert "mini_batch_id" not in batch.batch
+
+
+def test_balancing_evens_out_the_tokens_per_rank():
+    batch = make_batch(16, 4, num_response=50, seed=1)
+    def spread(balance: bool) -> int:
+        planned = plan_mini_batches(batch, num_prompts=16, dp_size=4, balance=balance)
+        tokens = [int(part.batch["attention_mask"].sum()) for part in planned.chunk(4)]
+        return max(tokens) - min(tokens)
+
+    assert spread(True) < spread(False)
+    assert spread(True) <= 50
+
+
+def test_a_batch_without_a_token_to_train_on_is_refused():
+    batch = make_batch(2, 2)
+    batch.batch["loss_mask"][:] = False
+    with pytest.raises(TrainingError, match="None of the 4 rows has a token to train on"):
+        plan_mini_batches(batch, num_prompts=2, dp_size=1)
