@@ -551,7 +551,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict, pad_to
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         sizes = list(tensor_dict1.batch_size), list(tensor_dict2.batch_size)
         raise BatchError(f"Batches of sizes {sizes[0]} and {sizes[1]} cannot be joined key by key.")
-    tensors = [{str(key): value for key, value in part.items()} for part in (tensor_dict1, tensor_dict2)]
+    tensors: list[dict[str, Any]] = [dict(part.items()) for part in (tensor_dict1, tensor_dict2)]  # type: ignore[arg-type]
     first, second = align(tensors, BATCH_KEYS, pad_token_id)
     mask = first.get("attention_mask", second.get("attention_mask"))
     for key in first.keys() & second.keys():

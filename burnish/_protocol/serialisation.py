@@ -70,6 +70,7 @@ def write(
     document = {
         "format": _FORMAT,
         "num_rows": num_rows,
+        "tensors": list(tensors),
         "non_tensor_batch": {
             key: [_as_json(value, f"non_tensor_batch[{key!r}][{row}]") for row, value in enumerate(values.tolist())]
             for key, values in non_tensor_batch.items()
@@ -81,8 +82,11 @@ def write(
     stored = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     stored[_JSON_KEY] = torch.from_numpy(encoded)
     partial = Path(f"{os.fspath(path)}.partial-{os.getpid()}")
-    save_file(stored, partial)
-    os.replace(partial, path)
+    try:
+        save_file(stored, partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -100,7 +104,8 @@ def read(path: str | os.PathLike) -> tuple[dict[str, torch.Tensor], dict[str, An
     document = json.loads(encoded.numpy().tobytes()) if encoded is not None else {}
     if document.get("format") != _FORMAT:
         raise BatchError(f"{os.fspath(path)} is a safetensors file, but not one that DataProto.save_to_disk wrote.")
-    return tensors, document
+    # safetensors orders tensors by alignment and name.
+    return {key: tensors[key] for key in document["tensors"]}, document
 
 
 def _as_json(value: Any, where: str) -> Any:

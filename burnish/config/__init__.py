@@ -3,6 +3,8 @@
 Importing it loads neither torch nor Hydra; `load_config` loads Hydra's parser when it is called.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from burnish.config.actor_rollout_ref import (
     ActorRolloutRefConfig,
     CheckpointConfig,
@@ -16,8 +18,60 @@ from burnish.config.actor_rollout_ref import (
     SamplingConfig,
 )
 from burnish.config.algorithm import AlgoConfig, FilterGroupsConfig, KLControlConfig, RolloutCorrectionConfig
+from burnish.config.build import to_dict, to_yaml
 from burnish.config.critic import CriticModelConfig, FSDPCriticConfig
 from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
+from burnish.config.paths import check_paths
+from burnish.config.plan import BatchPlan, batch_plan
 from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig
 from burnish.config.section import Section
 from burnish.config.trainer import PPOTrainerConfig, RayKwargsConfig, TrainerConfig
+
+if TYPE_CHECKING:
+    from burnish.config.load import LoadedConfig, load_config, load_with_notices
+
+__all__ = [
+    "ActorRolloutRefConfig",
+    "AlgoConfig",
+    "BatchPlan",
+    "CheckpointConfig",
+    "CriticModelConfig",
+    "CustomClassConfig",
+    "CustomRewardFunctionConfig",
+    "DataConfig",
+    "FSDPActorConfig",
+    "FSDPCriticConfig",
+    "FSDPEngineConfig",
+    "FSDPOptimizerConfig",
+    "FilterGroupsConfig",
+    "HFModelConfig",
+    "KLControlConfig",
+    "LoadedConfig",
+    "PPOTrainerConfig",
+    "PolicyLossConfig",
+    "RayKwargsConfig",
+    "RefConfig",
+    "RewardConfig",
+    "RewardManagerConfig",
+    "RolloutConfig",
+    "RolloutCorrectionConfig",
+    "SamplerConfig",
+    "SamplingConfig",
+    "Section",
+    "TrainerConfig",
+    "batch_plan",
+    "check_paths",
+    "load_config",
+    "load_with_notices",
+    "to_dict",
+    "to_yaml",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Hydra takes a fifth of a second to import and is needed only to load.
+    if name in ("LoadedConfig", "load_config", "load_with_notices"):
+        import importlib
+
+        return getattr(importlib.import_module("burnish.config.load"), name)
+    raise AttributeError(f"module 'burnish.config' has no attribute {name!r}")

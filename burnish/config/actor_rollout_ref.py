@@ -1,4 +1,5 @@
 """`actor_rollout_ref`: the policy's model, its training, its generation and its reference."""
+# ruff: noqa: RUF009  `key` and `section` declare dataclass fields.
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,9 +63,7 @@ class CheckpointConfig(Section):
 
     save_contents: list[str] = key(["model", "optimizer", "extra"], choices=("model", "optimizer", "extra", "hf_model"))
     """What is saved. The model is always in Hugging Face format, so `hf_model` adds nothing."""
-    load_contents: list[str] = key(
-        None, follows=".save_contents", choices=("model", "optimizer", "extra", "hf_model")
-    )
+    load_contents: list[str] = key(None, follows=".save_contents", choices=("model", "optimizer", "extra", "hf_model"))
     """What is loaded on resume."""
 
 
@@ -112,7 +111,7 @@ class FSDPActorConfig(Section):
     """Add the KL to the reference policy to the loss."""
     kl_loss_coef: float = key(0.001, ge=0)
     """Weight of that KL."""
-    kl_loss_type: str = key("low_var_kl", choices=names.KL_PENALTIES)
+    kl_loss_type: str = key("low_var_kl", choices=names.KL_PENALTIES, planned=names.PLANNED_KL_PENALTIES)
     """KL estimator in the loss."""
     optim: FSDPOptimizerConfig = section(FSDPOptimizerConfig)
     """Optimizer."""
@@ -137,9 +136,7 @@ class RefConfig(Section):
     """Samples of one forward pass, per worker; null: cut by tokens."""
     log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
     """Cut by tokens instead of samples."""
-    log_prob_max_token_len_per_gpu: int = key(
-        None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1
-    )
+    log_prob_max_token_len_per_gpu: int = key(None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1)
     """Tokens of one forward pass, per worker."""
     fsdp_config: FSDPEngineConfig = section(FSDPEngineConfig)
     """Layout on the workers."""
@@ -199,9 +196,7 @@ class RolloutConfig(Section):
     """Samples of one forward pass for the old log-probs, per worker; null: cut by tokens."""
     log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
     """Cut by tokens instead of samples."""
-    log_prob_max_token_len_per_gpu: int = key(
-        None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1
-    )
+    log_prob_max_token_len_per_gpu: int = key(None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1)
     """Tokens of one forward pass, per worker."""
     val_kwargs: SamplingConfig = section(SamplingConfig)
     """Sampling in validation."""

@@ -1,4 +1,5 @@
 """`algorithm`: advantages, KL in the reward, and what is done to a batch before the update."""
+# ruff: noqa: RUF009  `key` and `section` declare dataclass fields.
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class AlgoConfig(Section):
     """Let a group estimator run with `rollout.n=1`: baseline 0 and deviation 1."""
     use_kl_in_reward: bool = key(False)
     """Subtract the KL to the reference policy from the reward, token by token."""
-    kl_penalty: str = key("kl", choices=names.KL_PENALTIES)
+    kl_penalty: str = key("kl", choices=names.KL_PENALTIES, planned=names.PLANNED_KL_PENALTIES)
     """KL estimator in the reward."""
     kl_ctrl: KLControlConfig = section(KLControlConfig)
     """Coefficient of the KL in the reward."""

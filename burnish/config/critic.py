@@ -1,4 +1,5 @@
 """`critic`: the value function, which estimators such as `gae` need."""
+# ruff: noqa: RUF009  `key` and `section` declare dataclass fields.
 
 from dataclasses import dataclass
 from typing import Any

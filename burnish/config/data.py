@@ -1,4 +1,5 @@
 """`data`: the datasets and how prompts are made of them."""
+# ruff: noqa: RUF009  `key` and `section` declare dataclass fields.
 
 from dataclasses import dataclass
 from typing import Any

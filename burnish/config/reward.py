@@ -1,4 +1,5 @@
 """`reward`: from responses to scores."""
+# ruff: noqa: RUF009  `key` and `section` declare dataclass fields.
 
 from dataclasses import dataclass
 from typing import Any

@@ -44,7 +44,8 @@ class Leaf:
 
 def key_fields(section: Section | type[Section]) -> Iterator[dataclasses.Field]:
     """The fields of a section that are keys or sub-sections."""
-    return (field for field in dataclasses.fields(section) if not field.metadata.get("not_a_key"))
+    # Every section is a dataclass, which the type of the base class does not say.
+    return (field for field in dataclasses.fields(section) if not field.metadata.get("not_a_key"))  # type: ignore[arg-type]
 
 
 def walk(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:

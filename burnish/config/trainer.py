@@ -1,4 +1,5 @@
 """`trainer`, `ray_kwargs` and the root of the tree."""
+# ruff: noqa: RUF009  `key` and `section` declare dataclass fields.
 
 from dataclasses import dataclass
 from typing import Any
@@ -99,5 +100,5 @@ class PPOTrainerConfig(Section):
     """The run."""
     ray_kwargs: RayKwargsConfig = section(RayKwargsConfig)
     """Ray."""
-    set_keys: frozenset[str] = not_a_key(frozenset)
-    """Keys that the user set, under their names in this tree."""
+    set_keys: dict[str, str] = not_a_key(dict)
+    """Keys that the user set: their names in this tree, and what was typed."""

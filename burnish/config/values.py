@@ -3,6 +3,7 @@
 import difflib
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from burnish.config.schema import Leaf
@@ -17,7 +18,14 @@ _BOUNDS = {
     "le": ("at most", operator.le),
     "lt": ("below", operator.lt),
 }
-_KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a dict"}
+_KIND_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    dict: "a dict",
+}
 
 
 def coerce(value: Any, leaf: Leaf, shown: str, text: str | None = None) -> Any:
@@ -46,18 +54,20 @@ def coerce(value: Any, leaf: Leaf, shown: str, text: str | None = None) -> Any:
 
 
 def is_text(leaf: Leaf) -> bool:
-    """Whether the key takes free text, such as a path."""
-    return leaf.accepts(str) and leaf.choices is None
+    """Whether the key takes free text, such as a path, or a list of it."""
+    return leaf.choices is None and (leaf.accepts(str) or (leaf.accepts(list) and leaf.item_type is str))
 
 
-def near(name: str, names: Any, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The ``names`` that look most like ``name``, whatever the case and dashes."""
+def near(name: str, names: Iterable[str]) -> list[str]:
+    """The one of ``names`` that looks most like ``name``, if any does."""
+    best = max(names, key=lambda candidate: likeness(name, candidate), default="")
+    return [best] if likeness(name, best) >= 0.6 else []
 
-    def plain(word: str) -> str:
-        return word.lower().replace("-", "_")
 
-    by_plain = {plain(candidate): candidate for candidate in names}
-    return [by_plain[match] for match in difflib.get_close_matches(plain(name), by_plain, n=count, cutoff=cutoff)]
+def likeness(one: str, other: str) -> float:
+    """From 0 to 1, whatever the case and dashes."""
+    first, second = (word.lower().replace("-", "_") for word in (one, other))
+    return difflib.SequenceMatcher(None, first, second).ratio()
 
 
 def show(value: Any) -> str:
@@ -72,7 +82,7 @@ def show(value: Any) -> str:
 
 
 def _takes_null_word(value: str, leaf: Leaf) -> bool:
-    return not (leaf.choices and value in leaf.choices) and (leaf.nullable or not is_text(leaf))
+    return not (leaf.choices and value in leaf.choices) and (leaf.nullable or not leaf.accepts(str))
 
 
 def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
@@ -82,7 +92,9 @@ def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
         if converted is not None:
             return converted
     kinds = " or ".join(_KIND_NAMES[kind] for kind in leaf.types)
-    raise ConfigError(f"{shown}: {_KIND_NAMES.get(type(value), 'this')} is given where {kinds} belongs. {_allowed(leaf)}")
+    raise ConfigError(
+        f"{shown}: {_KIND_NAMES.get(type(value), 'this')} is given where {kinds} belongs. {_allowed(leaf)}"
+    )
 
 
 def _convert(value: Any, kind: type, leaf: Leaf, text: str | None = None) -> Any:

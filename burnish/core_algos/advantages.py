@@ -19,8 +19,8 @@ from burnish.utils.torch_functional import as_mask
 def compute_advantage(
     data: DataProto,
     adv_estimator: str,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: float | int = 1.0,
+    lam: float | int = 1.0,
     num_repeat: int = 1,
     norm_adv_by_std_in_grpo: bool = True,
     config: AdvantageSettings | None = None,
@@ -80,9 +80,9 @@ def _loss_mask(data: DataProto) -> Tensor:
     batch = data.batch
     assert batch is not None
     loss_mask = as_mask(batch["response_mask"], batch["token_level_rewards"], "response_mask")
-    if "loss_mask" in batch.keys():
+    if "loss_mask" in batch:
         loss_mask = loss_mask & as_mask(batch["loss_mask"], loss_mask, "loss_mask")
-    if "valid" in batch.keys():
+    if "valid" in batch:
         loss_mask = loss_mask & as_mask(batch["valid"], loss_mask.any(dim=-1), "valid").unsqueeze(-1)
     # Never the response mask itself under a second name: that says what was sampled and must not change with this one.
     return loss_mask.clone() if loss_mask is batch["response_mask"] else loss_mask
@@ -99,7 +99,7 @@ def _entries(estimator: Callable, name: str, data: DataProto, settings: dict[str
             entries = settings | ({"index": non_tensors["uid"]} if "uid" in non_tensors else {}) | entries
         elif key in settings:
             entries[key] = settings[key]
-        elif source in batch.keys():
+        elif source in batch:
             entries[key] = batch[source]
         elif source in non_tensors:
             entries[key] = non_tensors[source]

@@ -69,8 +69,8 @@ def compute_gae_advantage_return(
     token_level_rewards: Float[Tensor, "batch response"],
     values: Float[Tensor, "batch response"],
     response_mask: Shaped[Tensor, "batch response"],
-    gamma: float,
-    lam: float,
+    gamma: float | int,
+    lam: float | int,
 ) -> AdvantagesAndReturns:
     """A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t (arXiv:1506.02438), whitened over m.
 
@@ -99,7 +99,7 @@ def compute_grpo_outcome_advantage(
     token_level_rewards: Float[Tensor, "batch response"],
     response_mask: Shaped[Tensor, "batch response"],
     index: GroupIndex,
-    epsilon: float = 1e-6,
+    epsilon: float | int = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
     config: AdvantageSettings | None = None,
     num_repeat: int = 1,
@@ -169,7 +169,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: Float[Tensor, "batch response"],
     response_mask: Shaped[Tensor, "batch response"],
     config: AdvantageSettings | None = None,
-    gamma: float | None = None,
+    gamma: float | int | None = None,
 ) -> AdvantagesAndReturns:
     """G_t = r_t + gamma G_{t+1}; A = G whitened over the batch (arXiv:2501.03262).
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError
-from burnish.utils.torch_functional import as_mask, masked_mean, zero_outside
+from burnish.utils.torch_functional import as_mask, at_least_fp32, masked_mean, zero_outside
 
 _BASES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_PENALTIES = (*_BASES, *(f"{base}+" for base in _BASES))
@@ -43,6 +43,10 @@ def kl_penalty(
     Raises:
         ConfigError: an unknown estimator, or ``full``.
     """
+    return _kl_per_token(logprob, ref_logprob, kl_penalty, response_mask)
+
+
+def _kl_per_token(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str, response_mask: Tensor | None) -> Tensor:
     if kl_penalty.startswith("full"):
         raise ConfigError(
             f"kl_penalty={kl_penalty}: the KL over the whole vocabulary needs the logits, which the fused head never "
@@ -55,7 +59,7 @@ def kl_penalty(
     if response_mask is not None:
         mask = as_mask(response_mask, logprob, "response_mask")
         logprob, ref_logprob = zero_outside(mask, logprob=logprob, ref_logprob=ref_logprob)
-    difference = logprob - ref_logprob.detach()
+    difference = at_least_fp32(logprob) - at_least_fp32(ref_logprob.detach())
     estimate = _estimate(difference, kl_penalty.removesuffix("+"))
     if not kl_penalty.endswith("+"):
         return estimate
@@ -78,10 +82,10 @@ def _estimate(difference: Tensor, base: str) -> Tensor:
 class FixedKLController:
     """A KL coefficient that stays as it is."""
 
-    def __init__(self, kl_coef: float) -> None:
+    def __init__(self, kl_coef: float | int) -> None:
         self.value = kl_coef
 
-    def update(self, current_kl: float, n_steps: int) -> None:
+    def update(self, current_kl: float | int, n_steps: int) -> None:
         """Does nothing."""
 
 
@@ -94,7 +98,7 @@ class AdaptiveKLController:
         horizon: rows after which a steady relative error e of the KL has changed the coefficient by the factor 1 + e.
     """
 
-    def __init__(self, init_kl_coef: float, target_kl: float, horizon: int) -> None:
+    def __init__(self, init_kl_coef: float | int, target_kl: float | int, horizon: float | int) -> None:
         if target_kl <= 0 or horizon <= 0:
             raise ConfigError(
                 f"algorithm.kl_ctrl: target_kl={target_kl} and horizon={horizon}: type=adaptive needs both above 0."
@@ -103,7 +107,7 @@ class AdaptiveKLController:
         self.target = target_kl
         self.horizon = horizon
 
-    def update(self, current_kl: float, n_steps: int) -> None:
+    def update(self, current_kl: float | int, n_steps: int) -> None:
         """value *= 1 + clip(current_kl / target - 1, +-0.2) * n_steps / horizon; n_steps counts rows."""
         error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * n_steps / self.horizon
@@ -115,7 +119,7 @@ class KLController(Protocol):
 
     value: float
 
-    def update(self, current_kl: float, n_steps: int) -> None:
+    def update(self, current_kl: float | int, n_steps: int) -> None:
         """Adapts ``value`` to the KL per token of a batch of ``n_steps`` rows."""
 
 
@@ -170,20 +174,16 @@ def apply_kl_penalty(
     batch = data.batch
     assert batch is not None, "A batch without tensors has no scores."
     mask = as_mask(batch["response_mask"], batch["token_level_scores"], "response_mask")
-    penalty = _PENALTY(batch["old_log_probs"], batch["ref_log_prob"], kl_penalty, response_mask=mask)
+    penalty = _kl_per_token(batch["old_log_probs"], batch["ref_log_prob"], kl_penalty, mask)
     beta = kl_ctrl.value
     batch["token_level_rewards"] = torch.where(
         mask, batch["token_level_scores"] - beta * penalty, batch["token_level_scores"]
     )
     counts = mask.any(dim=-1)
-    if "valid" in batch.keys():
+    if "valid" in batch:
         counts = counts & as_mask(batch["valid"], counts, "valid")
     num_rows = int(counts.sum())
     current_kl = masked_mean(penalty[counts], mask[counts], axis=-1).mean().item() if num_rows else 0.0
     if num_rows:
         kl_ctrl.update(current_kl=current_kl, n_steps=num_rows)
     return data, {"actor/reward_kl_penalty": current_kl, "actor/reward_kl_penalty_coeff": beta}
-
-
-# `apply_kl_penalty` has a parameter of the function's name.
-_PENALTY = kl_penalty

@@ -6,7 +6,8 @@ optimizer step (``config.global_batch_info``, see `burnish.core_algos.aggregatio
 the engine adds up over micro-batches and ranks.
 """
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -40,28 +41,17 @@ class PolicyLossSettings(Protocol):
     def global_batch_info(self) -> GlobalBatchInfo: ...
 
 
-class PolicyLoss(Protocol):
-    """A policy loss."""
-
-    def __call__(
-        self,
-        old_log_prob: Float[Tensor, "batch response"],
-        log_prob: Float[Tensor, "batch response"],
-        advantages: Float[Tensor, "batch response"],
-        response_mask: Shaped[Tensor, "batch response"],
-        loss_agg_mode: str = "token-mean",
-        config: PolicyLossSettings | None = None,
-        rollout_is_weights: Float[Tensor, "batch response"] | None = None,
-    ) -> LossAndMetrics: ...
+POLICY_LOSSES: Registry[Callable[..., LossAndMetrics]] = Registry(
+    "policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode"
+)
 
 
-POLICY_LOSSES: Registry[PolicyLoss] = Registry("policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode")
+def register_policy_loss(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator that registers a policy loss, a function of the signature above, under ``name``."""
+    return POLICY_LOSSES.register(name)
 
-register_policy_loss = POLICY_LOSSES.register
-"""Decorator ``register_policy_loss(name)`` for a function of the signature above."""
 
-
-def get_policy_loss_fn(name: str) -> PolicyLoss:
+def get_policy_loss_fn(name: str) -> Callable[..., LossAndMetrics]:
     """The policy loss called ``name``, or the one at ``package.module:attribute``.
 
     Raises:

@@ -13,7 +13,7 @@ _BLOCK = 64
 
 
 def discounted_sum(
-    rewards: Float[Tensor, "batch response"], mask: Bool[Tensor, "batch response"], gamma: float
+    rewards: Float[Tensor, "batch response"], mask: Bool[Tensor, "batch response"], gamma: float | int
 ) -> Float[Tensor, "batch response"]:
     """G_t = r_t + gamma G_{t+1} on tokens of ``mask``, carried across the others; 0 outside the mask."""
     running = at_least_fp32(rewards.new_zeros(len(rewards)))
@@ -32,8 +32,8 @@ def generalized_advantage(
     rewards: Float[Tensor, "batch response"],
     values: Float[Tensor, "batch response"],
     mask: Bool[Tensor, "batch response"],
-    gamma: float,
-    lam: float,
+    gamma: float | int,
+    lam: float | int,
 ) -> Float[Tensor, "batch response"]:
     """A_t = delta_t + gamma lam A_next, delta_t = r_t + gamma V_next - V_t, where next is the next token of ``mask``.
 

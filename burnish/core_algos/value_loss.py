@@ -13,7 +13,7 @@ def compute_value_loss(
     returns: Float[Tensor, "batch response"],
     values: Float[Tensor, "batch response"],
     response_mask: Shaped[Tensor, "batch response"],
-    cliprange_value: float,
+    cliprange_value: float | int,
     loss_agg_mode: str = "token-mean",
     global_batch_info: GlobalBatchInfo | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

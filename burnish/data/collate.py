@@ -8,17 +8,17 @@ import torch
 
 from burnish.utils.errors import DataError
 
-# Made here from the prompt ids; a dataset class that gives padded prompts has them too.
-_MADE_HERE = ("input_ids", "attention_mask", "position_ids")
+# Made here, of the prompt ids and the index; a dataset class that pads its prompts itself has some of them too.
+_MADE_HERE = ("input_ids", "attention_mask", "position_ids", "index", "uid")
 
 
 def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[str, Any]:
     """A batch, as `DataProto.from_single_dict` takes it.
 
     Returns:
-        ``input_ids``, ``position_ids`` (int64) and ``attention_mask`` (bool), each [batch, prompt], left-padded to the longest
-        prompt; ``uid``, the row's ``index`` as text (the trainer puts the epoch before it); every other column as an object
-        array [batch], None where a row lacks it. Columns that are tensors in every row are stacked.
+        ``input_ids``, ``position_ids`` (int64) and ``attention_mask`` (bool), each [batch, prompt], left-padded to the
+        longest prompt; ``uid``, the row's ``index`` as text (the trainer puts the epoch before it); every other column
+        as an object array [batch], None where a row lacks it. Columns that are tensors in every row are stacked.
 
     Raises:
         DataError: a row has no ``input_ids`` or no ``index``, or tensors of a column differ in shape.
@@ -43,7 +43,7 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[st
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """An object array [len(values)], also where the values are lists of one length (NumPy alone would make it a matrix)."""
+    """An object array [len(values)], also of lists of one length (NumPy alone would make a matrix of them)."""
     array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         array[i] = value

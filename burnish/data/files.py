@@ -36,8 +36,8 @@ def resolve_files(files: str | Path | Sequence[str | Path], key: str = "data.tra
             )
         if not path.is_file():
             raise DataError(
-                f"{key}={name}: there is no such file (looked for {path.absolute()}). Files on this machine are read; a data "
-                f"set from a hub is saved as parquet or jsonl first."
+                f"{key}={name}: there is no such file (looked for {path.absolute()}). Files on this machine are read; "
+                f"a data set from a hub is saved as parquet or jsonl first."
             )
         if path.suffix.lower() not in READERS:
             raise DataError(
@@ -62,7 +62,8 @@ def _read_jsonl(path: Path) -> Iterator[LocatedRow]:
     with path.open("rb") as file:
         for line_number, line in enumerate(file, start=1):
             try:
-                # A line separator inside a string (U+2028 and its like) is no line end: the file is split on newlines only.
+                # A line separator inside a string (U+2028 and its like) is no line end: the file is split on newlines
+                # only.
                 text = line.decode("utf-8-sig" if line_number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}, line {line_number}: this is not UTF-8: {error}.") from error
@@ -84,7 +85,7 @@ def _parse_json_row(text: str, location: str) -> Row:
 
 
 def _read_parquet(path: Path) -> Iterator[LocatedRow]:
-    """Rows of a parquet file, keys that the file format added to nested objects taken out again (see `drop_null_keys`)."""
+    """Rows of a parquet file, without the null keys that the format adds to objects (see `drop_null_keys`)."""
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
@@ -103,9 +104,9 @@ READERS: dict[str, Callable[[Path], Iterator[LocatedRow]]] = {".parquet": _read_
 def drop_null_keys(value: Any) -> Any:
     """``value`` without the keys of nested objects that are null.
 
-    A parquet column of objects has one struct type, the union of the keys of all rows, so a row comes back with null under
-    every key that only other rows have. A null that somebody wrote on purpose cannot be told from one of those and goes too;
-    who needs it writes jsonl, or the column as a JSON string.
+    A parquet column of objects has one struct type, the union of the keys of all rows, so a row comes back with null
+    under every key that only other rows have. A null that somebody wrote on purpose cannot be told from one of those
+    and goes too; who needs it writes jsonl, or the column as a JSON string.
     """
     if isinstance(value, dict):
         return {key: drop_null_keys(entry) for key, entry in value.items() if entry is not None}
@@ -115,7 +116,7 @@ def drop_null_keys(value: Any) -> Any:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """``value`` with halves of surrogate pairs in its texts replaced by U+FFFD: they are no characters and cannot be encoded."""
+    """``value`` with lone halves of surrogate pairs replaced by U+FFFD: they cannot be encoded as UTF-8."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):

@@ -1,6 +1,8 @@
 """Batches of rows, with a place that can be saved and restored."""
 
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,35 +24,39 @@ def create_dataloader(
     seed: int,
     num_workers: int = 0,
     drop_last: bool,
-    collate_fn: CollateFn = default_collate_fn,
+    collate_fn: CollateFn | None = None,
     sampler: Sampler[int] | None = None,
+    pad_token_id: int = 0,
 ) -> StatefulDataLoader:
-    """Batches of ``dataset``; ``state_dict`` and ``load_state_dict`` of the loader keep the place.
+    """Batches of ``dataset``; ``state_dict`` and ``load_state_dict`` of the loader keep the place (see `EpochSampler`).
 
-    Before an epoch call ``loader.sampler.set_epoch(epoch)`` (`EpochSampler`); a restored state counts for the epoch it was saved
-    in and for no other. Nothing here draws from torch's global generator.
+    Iterate it once for each epoch. Nothing here draws from torch's global generator.
 
     Args:
         batch_size: rows a batch.
         shuffle, seed: the order, unless ``sampler`` gives it.
         num_workers: processes that read ahead; 0 reads in this one.
         drop_last: leave out a last batch that is smaller.
+        collate_fn: rows to a batch; by default `burnish.data.collate_fn`, padding with ``pad_token_id``.
 
     Raises:
         DataError: the dataset gives no batch.
     """
-    num_rows = len(dataset)  # type: ignore[arg-type]  # a map-style dataset has a length, its base class does not say so
+    num_rows = len(dataset)  # type: ignore[arg-type]  # the base class does not declare it
     if num_rows == 0 or (drop_last and batch_size > num_rows):
         raise DataError(
-            f"The dataset has {num_rows} rows, fewer than one batch of {batch_size} (data.train_batch_size): there is nothing to "
-            f"train on. Make the batch smaller or the dataset larger; see how many rows were left out as too long."
+            f"The dataset has {num_rows} rows, fewer than one batch of {batch_size} (data.train_batch_size): there is "
+            f"nothing to train on. Set data.train_batch_size to at most {max(num_rows, 1)}, or give more rows."
         )
-    return StatefulDataLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=sampler or EpochSampler(dataset, shuffle=shuffle, seed=seed),  # type: ignore[arg-type]
-        num_workers=num_workers,
-        drop_last=drop_last,
-        collate_fn=collate_fn,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    with warnings.catch_warnings():
+        # torchdata calls a function of torch that newer versions deprecate; nobody who reads the warning can mend it.
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+        return StatefulDataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler or EpochSampler(dataset, shuffle=shuffle, seed=seed),  # type: ignore[arg-type]
+            num_workers=num_workers,
+            drop_last=drop_last,
+            collate_fn=collate_fn or partial(default_collate_fn, pad_token_id=pad_token_id),
+            generator=torch.Generator().manual_seed(seed),
+        )

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from burnish.data.files import LocatedRow, read_rows, replace_surrogates, resolv
 from burnish.data.rows import read_columns, to_plain
 from burnish.render import normalize_messages, render, template_markers, truncate
 from burnish.utils.errors import ConfigError, DataError
-from burnish.utils.extern import load_attribute
+from burnish.utils.extern import load_class
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 class RLHFDataset(Dataset[dict[str, Any]]):
     """Rows of parquet or jsonl files, with their prompts as ids.
 
-    Every row is checked and rendered at construction, so that a bad one is an error within seconds that names its file and row.
+    Every row is checked and rendered at construction, so that a bad one is an error within seconds that names its file
+    and row.
 
-    A row is a dict: ``input_ids`` (int64 tensor [prompt], not padded), ``raw_prompt`` (list of messages; a string where the
-    tokenizer has no chat template), ``index`` (the row's number among all rows read; filtering does not change it),
+    A row is a dict: ``input_ids`` (int64 tensor [prompt], not padded), ``raw_prompt`` (list of messages; a string where
+    the tokenizer has no chat template), ``index`` (the row's number among all rows read; filtering does not change it),
     ``data_source``, ``reward_model`` (with ``ground_truth``), ``extra_info`` and the file's other columns (see
     `burnish.data.rows.read_columns`).
 
@@ -103,7 +104,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         self._report(origin, num_templated, markers)
 
     def _add_row(self, location: str, row: dict[str, Any], markers: Sequence[str]) -> bool:
-        """Adds a row unless its prompt is too long; says whether its prompt was a text that had been templated before."""
+        """Adds a row unless its prompt is too long; says whether the prompt was a text that was templated before."""
         config = self.config
         columns = read_columns(row, location, prompt_key=config.prompt_key, source_key=config.reward_fn_key)
         prompt = columns["raw_prompt"]
@@ -130,8 +131,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         limit = self.config.max_prompt_length
         if not self._prompts:
             raise DataError(
-                f"{origin}: no row to train on: {self.num_rows} rows were read and {self.num_filtered} left out because their "
-                f"prompts are longer than data.max_prompt_length={limit} tokens."
+                f"{origin}: no row to train on: {self.num_rows} rows were read and {self.num_filtered} left out "
+                f"because their prompts are longer than data.max_prompt_length={limit} tokens."
             )
         if self.num_filtered:
             logger.warning(
@@ -145,8 +146,9 @@ class RLHFDataset(Dataset[dict[str, Any]]):
             )
         if num_templated:
             logger.warning(
-                "%s: %d prompts are texts that hold the chat template's own tokens (%s): they were templated before, and the "
-                "template was applied to them again, as to any text. Give messages, or texts without the template.",
+                "%s: %d prompts are texts that hold the chat template's own tokens (%s): they were templated before, "
+                "and the template was applied to them again, as to any text. Give messages, or texts without the "
+                "template.",
                 *(origin, num_templated, " ".join(markers)),
             )
 
@@ -163,31 +165,39 @@ class RLHFDataset(Dataset[dict[str, Any]]):
 
 
 def create_rl_dataset(
-    data_files: str | Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
     config: DataConfig,
-    max_samples: int = -1,
+    tokenizer: PreTrainedTokenizerBase,
     *,
-    key: str = "data.train_files",
-) -> Dataset[dict[str, Any]]:
-    """The dataset of ``data_files``: an `RLHFDataset`, or the class that ``data.custom_cls`` names.
+    split: Literal["train", "val"] = "train",
+    rows: Iterable[Mapping[str, Any]] | None = None,
+) -> Dataset[dict[str, Any]] | None:
+    """The training or validation set: of ``rows`` if given, else of ``data.train_files`` or ``data.val_files``.
 
-    A custom class is called with ``data_files, tokenizer, config, max_samples, processor`` as keywords; it must be a
-    ``torch.utils.data.Dataset`` whose rows have ``input_ids`` and ``index``.
+    Files are read by `RLHFDataset`, or by the class that ``data.custom_cls`` names. That one is called with the keywords
+    ``data_files, tokenizer, config, max_samples, processor``; it must be a ``torch.utils.data.Dataset`` whose rows have
+    ``input_ids`` and ``index``.
+
+    Returns:
+        None for a validation set of no files.
 
     Raises:
         ConfigError: ``data.custom_cls`` names no such class.
         DataError: as `RLHFDataset`, or the custom dataset is empty.
     """
+    files = config.train_files if split == "train" else config.val_files
+    max_samples = config.train_max_samples if split == "train" else config.val_max_samples
+    key = f"data.{split}_files"
+    if rows is not None:
+        return RLHFDataset.from_rows(rows, tokenizer, config, max_samples, name=f"{split}_dataset")
+    if not files and split == "val":
+        return None
     custom = config.custom_cls
     if custom.path is None:
-        return RLHFDataset(data_files, tokenizer, config, max_samples, key=key)
-    if custom.name is None:
-        raise ConfigError(f"data.custom_cls.path={custom.path}: data.custom_cls.name must name the class in it.")
-    cls = load_attribute(custom.path, custom.name, key="data.custom_cls.path")
-    if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-        raise ConfigError(f"data.custom_cls.name={custom.name}: this is no subclass of torch.utils.data.Dataset.")
-    dataset = cls(data_files=data_files, tokenizer=tokenizer, config=config, max_samples=max_samples, processor=None)
+        return RLHFDataset(files or [], tokenizer, config, max_samples, key=key)
+    cls = load_class(
+        custom.path, custom.name, Dataset, path_key="data.custom_cls.path", name_key="data.custom_cls.name"
+    )
+    dataset = cls(data_files=files, tokenizer=tokenizer, config=config, max_samples=max_samples, processor=None)
     if len(dataset) == 0:
-        raise DataError(f"{key}={data_files}: {custom.name} of data.custom_cls has no row.")
+        raise DataError(f"{key}={files}: {custom.name} of data.custom_cls has no row.")
     return dataset

@@ -18,7 +18,8 @@ _LIKELY_PROMPTS = ("question", "problem", "messages", "instruction", "input", "q
 
 
 def read_columns(row: Row, location: str, *, prompt_key: str, source_key: str) -> dict[str, Any]:
-    """The columns of a row: ``raw_prompt``, ``data_source``, ``reward_model`` (with ``ground_truth``), ``extra_info``, and the rest.
+    """The columns of a row: ``raw_prompt``, ``data_source``, ``reward_model`` (with ``ground_truth``), ``extra_info``,
+    and the rest.
 
     - ``reward_model`` and ``extra_info`` are objects or JSON strings of objects; absent, they are empty. A column
       ``ground_truth`` stands in for ``reward_model.ground_truth``.
@@ -37,7 +38,8 @@ def read_columns(row: Row, location: str, *, prompt_key: str, source_key: str) -
     columns["raw_prompt"] = _read_prompt(row, location, prompt_key)
     columns["data_source"] = _read_source(row, location, source_key)
     reward_model = _read_object(row, location, "reward_model")
-    reward_model.setdefault("ground_truth", row.get("ground_truth"))
+    if "ground_truth" not in reward_model:
+        reward_model["ground_truth"] = columns.pop("ground_truth", None)
     columns["reward_model"] = reward_model
     columns["extra_info"] = _read_object(row, location, "extra_info")
     return columns
@@ -61,13 +63,14 @@ def _read_prompt(row: Row, location: str, prompt_key: str) -> str | list[Any]:
         likely = next((name for name in _LIKELY_PROMPTS if name in row), "<column>")
         raise DataError(
             f"{location}: there is no column {prompt_key!r}, which data.prompt_key names. Columns present: "
-            f"{', '.join(row) or 'none'}. Set data.prompt_key to the one that holds the prompt (data.prompt_key={likely})."
+            f"{', '.join(row) or 'none'}. Set data.prompt_key to the one that holds the prompt "
+            f"(data.prompt_key={likely})."
         )
     prompt = row[prompt_key]
     if not isinstance(prompt, (str, list)):
         raise DataError(
-            f"{location}: column {prompt_key!r} is {type(prompt).__name__} ({prompt!r:.80}); a prompt is a text or a list of "
-            f"messages with 'role' and 'content'."
+            f"{location}: column {prompt_key!r} is {type(prompt).__name__} ({prompt!r:.80}); a prompt is a text or a "
+            f"list of messages with 'role' and 'content'."
         )
     return prompt
 

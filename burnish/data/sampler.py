@@ -7,17 +7,16 @@ import torch
 from torch.utils.data import Sampler
 
 from burnish.config.data import DataConfig
-from burnish.utils.errors import ConfigError, DataError
-from burnish.utils.extern import load_attribute
+from burnish.utils.errors import DataError
+from burnish.utils.extern import load_class
 
 
 class EpochSampler(Sampler[int]):
     """All rows once an epoch; the order is a function of (seed, epoch) alone.
 
-    `set_epoch` names the epoch that the next iteration goes through. The position within it is kept by the iterator, which is
-    what a stateful loader saves and restores: a state restored under the epoch that it was saved in goes on where it was, and
-    under any other epoch the state is passed over and the epoch starts at its first row. So a state saved at the very end of an
-    epoch neither repeats that epoch nor skips the next one.
+    An iteration goes through one epoch, and the next iteration after its end through the next one; an iteration that is
+    given up is begun anew. A stateful loader keeps the epoch and the position of its iterator: restored, the next
+    iteration goes on there. At the very end of an epoch that iteration is empty, and the one after it goes on.
     """
 
     def __init__(self, data_source: Sized, *, shuffle: bool, seed: int) -> None:
@@ -27,15 +26,15 @@ class EpochSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration goes through epoch ``epoch`` (counted from 0)."""
+        """The next iteration goes through epoch ``epoch`` (counted from 0), unless it restores a saved place."""
         self.epoch = epoch
 
-    def order(self) -> list[int]:
-        """The positions of the epoch's rows, in order."""
+    def order(self, epoch: int) -> list[int]:
+        """The positions of the rows in epoch ``epoch``, in order."""
         if not self.shuffle:
             return list(range(self.num_rows))
         # A plain sum would give (seed 1, epoch 0) and (seed 0, epoch 1) the same order.
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
         return torch.randperm(self.num_rows, generator=generator).tolist()
 
     def __iter__(self) -> Iterator[int]:
@@ -46,35 +45,56 @@ class EpochSampler(Sampler[int]):
 
 
 class _EpochIterator(Iterator[int]):
+    """One epoch of an `EpochSampler`, with a place that can be saved. The state is here and not in the sampler, which
+    is ahead of it where processes read ahead."""
+
     def __init__(self, sampler: EpochSampler) -> None:
-        self._epoch = sampler.epoch
-        self._identity = {"num_rows": sampler.num_rows, "shuffle": sampler.shuffle, "seed": sampler.seed}
-        self._order = sampler.order()
-        self._position = 0
+        self._sampler = sampler
+        self._start(sampler.epoch, position=0)
+
+    def _start(self, epoch: int, position: int) -> None:
+        self._epoch = epoch
+        self._position = position
+        self._order = self._sampler.order(epoch)
+        self._sampler.epoch = epoch
+        self._finished = False
 
     def __next__(self) -> int:
         if self._position == len(self._order):
+            self._finish()
             raise StopIteration
         self._position += 1
         return self._order[self._position - 1]
 
+    def _finish(self) -> None:
+        self._finished = True
+        self._sampler.epoch = self._epoch + 1
+
+    def _identity(self) -> dict[str, Any]:
+        sampler = self._sampler
+        return {"num_rows": sampler.num_rows, "shuffle": sampler.shuffle, "seed": sampler.seed}
+
     def state_dict(self) -> dict[str, Any]:
-        return {**self._identity, "epoch": self._epoch, "position": self._position}
+        place = {"epoch": self._epoch, "position": self._position, "finished": self._finished}
+        return {**self._identity(), **place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on at the saved position, if the saved epoch is this one.
+        """Goes on at the saved place.
 
         Raises:
             DataError: the state belongs to another order of rows: to go on would skip some and repeat others.
         """
-        changed = [f"{name} {state[name]} -> {value}" for name, value in self._identity.items() if state[name] != value]
+        changed = [
+            f"{name} {state[name]} -> {value}" for name, value in self._identity().items() if state[name] != value
+        ]
         if changed:
             raise DataError(
-                f"The data changed since the checkpoint was saved ({', '.join(changed)}), so its place in them means nothing "
-                f"now. Restore the data and data.seed, or start a new run (trainer.resume_mode=disable)."
+                f"The data changed since the checkpoint was saved ({', '.join(changed)}), so its place in them means "
+                f"nothing now. Restore the data and data.seed, or start a new run (trainer.resume_mode=disable)."
             )
-        if state["epoch"] == self._epoch:
-            self._position = state["position"]
+        self._start(state["epoch"], state["position"])
+        if state["finished"]:
+            self._finish()
 
 
 def create_rl_sampler(config: DataConfig, dataset: Sized) -> Sampler[int]:
@@ -88,11 +108,11 @@ def create_rl_sampler(config: DataConfig, dataset: Sized) -> Sampler[int]:
     custom = config.sampler
     if custom.class_path is None:
         return EpochSampler(dataset, shuffle=config.shuffle, seed=0 if config.seed is None else config.seed)
-    if custom.class_name is None:
-        raise ConfigError(f"data.sampler.class_path={custom.class_path}: data.sampler.class_name must name the class.")
-    cls = load_attribute(custom.class_path, custom.class_name, key="data.sampler.class_path")
-    if not (isinstance(cls, type) and issubclass(cls, Sampler)):
-        raise ConfigError(
-            f"data.sampler.class_name={custom.class_name}: this is no subclass of torch.utils.data.Sampler."
-        )
+    cls = load_class(
+        custom.class_path,
+        custom.class_name,
+        Sampler,
+        path_key="data.sampler.class_path",
+        name_key="data.sampler.class_name",
+    )
     return cls(data_source=dataset, data_config=config)

@@ -1,16 +1,21 @@
 """Hugging Face causal LMs with our attention: from a folder, or random from a configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from burnish.model.attention import ATTENTION_NAME, PackedContext
 from burnish.model.head import head_logits, logit_transform
 from burnish.utils.errors import ModelError
+
+# burnish has its own console; transformers' bars would tear its live view.
+disable_progress_bar()
 
 # Not ours to override: burnish computes attention itself, and the engine's own key says the precision.
 _RESERVED = ("attn_implementation", "_attn_implementation", "torch_dtype", "dtype")
@@ -24,8 +29,11 @@ def load_config(
     Raises:
         ModelError: there is no configuration, or a key that it does not have is overridden.
     """
+    folder = Path(path).expanduser()
+    if path.startswith(("/", "./", "../", "~")) and not folder.is_dir():
+        raise ModelError(f"Model path {path!r} does not exist. Give a folder in Hugging Face format or a hub name.")
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"No Hugging Face configuration can be read from model path {path!r}: {error}") from error
     for key, value in (override_config or {}).items():
@@ -117,16 +125,33 @@ def _load(
 ) -> PreTrainedModel:
     config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
     try:
-        model = auto_class.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            attn_implementation=ATTENTION_NAME if attn else None,
-        )
-    except (OSError, ValueError, KeyError) as error:
+        # A backbone is loaded from a folder with a head on purpose; transformers would print a table about it.
+        with _errors_only() if auto_class is AutoModel else nullcontext():
+            model, report = auto_class.from_pretrained(
+                str(Path(path).expanduser()),
+                config=config,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                attn_implementation=ATTENTION_NAME if attn else None,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"No {type(config).__name__} model can be loaded from {path!r}: {error}") from error
+    # transformers would start missing weights at random and go on.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(f"The weights at {path!r} lack {len(missing)} tensors of {type(model).__name__}: {missing[:5]}.")
     return _prepare(model, attn)
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    before = get_verbosity()
+    set_verbosity_error()
+    try:
+        yield
+    finally:
+        set_verbosity(before)
 
 
 def _prepare(model: PreTrainedModel, attn: bool) -> PreTrainedModel:
@@ -174,13 +199,13 @@ def check_model(model: PreTrainedModel) -> None:
             f"{name} cannot be used: layers {missing} of {config.num_hidden_layers} do not call transformers' attention "
             "interface, so burnish cannot replace their attention."
         )
-    if not _close(output[:3], output[3:]):
+    if not _close(output[:3], output[3:], 1e-5):
         raise ModelError(f"{name} cannot be used: its layers mix tokens of different packed sequences.")
     head = model.get_output_embeddings()
     if head is not None:
         with torch.no_grad():
             ours = head_logits(hidden, head.weight, getattr(head, "bias", None), logit_transform(config))
-        if not _close(ours, output):
+        if not _close(ours, output, 1e-3):
             raise ModelError(f"{name} cannot be used: it computes its logits in a way that burnish's head does not know.")
 
 
@@ -203,8 +228,9 @@ def _probe_outputs(model: PreTrainedModel, probe: _Probe) -> tuple[Tensor, Tenso
     return output[0][0], seen[0]
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding of the coarser of the two dtypes, relative to the largest entry."""
-    coarse = torch.bfloat16 in (a.dtype, b.dtype) or torch.float16 in (a.dtype, b.dtype)
-    tolerance = (5e-2 if coarse else 1e-3) * max(float(a.abs().max()), 1e-6)
-    return bool(((a.double() - b.double()).abs() <= tolerance).all())
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Equal up to ``tolerance`` of the largest entry, or to rounding where one of them is in half precision."""
+    if {a.dtype, b.dtype} & {torch.bfloat16, torch.float16}:
+        tolerance = 5e-2
+    limit = tolerance * max(float(a.abs().max()), 1e-6)
+    return bool(((a.double() - b.double()).abs() <= limit).all())

@@ -18,7 +18,7 @@ class Packed:
         context: attention inside each segment.
         label_positions: [labels] int64, packed index of the state that predicts each label.
         labels: [labels] int64, response tokens.
-        places: [labels] int64, where each label sits in the flattened [batch, response].
+        rows, columns: [labels] int64, where each label sits in [batch, response].
         shape: (batch, response).
     """
 
@@ -27,7 +27,8 @@ class Packed:
     context: PackedContext
     label_positions: Tensor
     labels: Tensor
-    places: Tensor
+    rows: Tensor
+    columns: Tensor
     shape: tuple[int, int]
 
     @property
@@ -68,7 +69,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, label_mask: Tensor, device: 
     if not bool(kept.any()):
         return _nothing_to_predict(batch, response, device)
     starts = (lengths.cumsum(0) - lengths)[:, None]
-    places = label_mask.flatten().nonzero()[:, 0]
+    rows, columns = label_mask.nonzero(as_tuple=True)
     label_positions = (starts + position - 1)[wanted]
     return Packed(
         input_ids=input_ids[kept][None].to(device),
@@ -76,7 +77,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, label_mask: Tensor, device: 
         context=PackedContext([n for n in lengths.tolist() if n], device),
         label_positions=label_positions.to(device),
         labels=input_ids[wanted].to(device),
-        places=places.to(device),
+        rows=rows.to(device),
+        columns=columns.to(device),
         shape=(batch, response),
     )
 
@@ -85,10 +87,10 @@ def _nothing_to_predict(batch: int, response: int, device: torch.device | str) -
     """One token and no label: a rank without work still runs the model, or the others would wait for it for ever."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return Packed(one, one.clone(), PackedContext([1], device), none, none, none, (batch, response))
+    return Packed(one, one.clone(), PackedContext([1], device), none, none, none, none, (batch, response))
 
 
 def unpack_response(values: Tensor, packed: Packed) -> Tensor:
     """[labels] -> [batch, response], zero where there is no label; differentiable."""
-    batch, response = packed.shape
-    return values.new_zeros(batch * response).index_copy(0, packed.places, values).view(batch, response)
+    # No view: FSDP2 hooks the tensors that a module returns, and a view would lose its hook to an in-place operation.
+    return values.new_zeros(packed.shape).index_put((packed.rows, packed.columns), values)

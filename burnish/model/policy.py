@@ -1,12 +1,15 @@
 """The two modules an engine trains: a policy (backbone and language-model head) and a value function."""
 
 import math
+from functools import partial
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from burnish.model.head import HEAD_OUTPUTS, fused_head, logit_transform, value_head
 from burnish.model.packing import Packed, unpack_response
@@ -102,6 +105,21 @@ def transformer_blocks(model: PreTrainedModel) -> list[nn.Module]:
     if not blocks:
         raise ModelError(f"{type(model).__name__} does not name its blocks (_no_split_modules), so it cannot be sharded.")
     return blocks
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Makes the blocks keep only their inputs in training and compute the rest again in the backward.
+
+    Raises:
+        ModelError: the model's blocks have no switch for it.
+    """
+    layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    if not any(isinstance(module, GradientCheckpointingLayer) for module in layers):
+        raise ModelError(f"{type(model).__name__} cannot recompute its activations; set enable_gradient_checkpointing=false.")
+    for module in layers:
+        # Without reentry, so that keyword arguments and the attention context pass through.
+        module.gradient_checkpointing = True  # type: ignore[assignment]
+        module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
 
 
 def _hidden_states(backbone: Any, packed: Packed) -> Tensor:

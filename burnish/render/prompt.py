@@ -1,4 +1,4 @@
-"""From messages to prompt ids: the one function that the length filter, the rollout and every other user of prompts share."""
+"""From messages to prompt ids: the one function that the length filter, the rollout and all others share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,7 +79,7 @@ def template_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def looks_templated(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether ``text`` holds a special token that the chat template writes: then it was templated before it came here."""
+    """Whether ``text`` holds a special token that the chat template writes: then it was templated before."""
     return any(marker in text for marker in template_markers(tokenizer))
 
 
@@ -122,8 +122,8 @@ def _apply_template(
 ) -> list[int]:
     if not tokenizer.chat_template:
         raise ModelError(
-            f"The prompt is a list of messages, and the tokenizer {tokenizer.name_or_path!r} has no chat template. Give one "
-            f"as actor_rollout_ref.model.custom_chat_template, or make the prompts plain strings."
+            f"The prompt is a list of messages, and the tokenizer {tokenizer.name_or_path!r} has no chat template. "
+            f"Give one as actor_rollout_ref.model.custom_chat_template, or make the prompts plain strings."
         )
     taken = [key for key in _OWN_ARGUMENTS if key in chat_template_kwargs]
     if taken:
@@ -139,7 +139,7 @@ def _apply_template(
         )
     except TemplateError as error:
         raise DataError(f"The chat template refuses this conversation: {error}.") from error
-    return list(encoded["input_ids"])
+    return list(encoded["input_ids"])  # type: ignore[call-overload,index,arg-type]  # its declared type is of other flags
 
 
 def _normalize_message(message: Any, number: int) -> dict[str, Any]:

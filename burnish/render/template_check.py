@@ -30,8 +30,9 @@ def check_template(
 ) -> TemplateCheck:
     """Renders small conversations and says what would hurt training.
 
-    Checked: the user's words are in the prompt; the generation prompt opens an assistant's turn; the prompt is a prefix of the
-    conversation that goes on with an answer; the answer is closed by an end-of-sequence token; the begin token is not doubled.
+    Checked: the user's words are in the prompt; the generation prompt opens an assistant's turn; the prompt is a prefix
+    of the conversation that goes on with an answer; the answer is closed by an end-of-sequence token; the begin token
+    is not doubled.
     """
     if not tokenizer.chat_template:
         return TemplateCheck(has_template=False)

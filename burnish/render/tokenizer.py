@@ -18,8 +18,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of the model at ``path`` (a folder, ``~`` expanded, or a Hugging Face id), with a pad token.
 
-    A tokenizer without pad token gets its end-of-sequence token (else unknown, else begin) as one: padding needs an id, and no
-    mask is ever derived from it.
+    A tokenizer without pad token gets its end-of-sequence token (else unknown, else begin) as one: padding needs an id,
+    and no mask is ever derived from it.
 
     Args:
         chat_template: replaces the model's own template; Jinja text, or the path of a file that holds it.
@@ -32,9 +32,9 @@ def load_tokenizer(
         if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
             present = ", ".join(sorted(entry.name for entry in folder.iterdir())[:20]) or "nothing"
             raise ModelError(
-                f"The model folder {folder} has no tokenizer (no tokenizer.json, tokenizer_config.json, vocab.json or *.model; "
-                f"it holds: {present}). Save one there with tokenizer.save_pretrained({str(folder)!r}), or name another "
-                f"folder as actor_rollout_ref.model.tokenizer_path."
+                f"The model folder {folder} has no tokenizer (no tokenizer.json, tokenizer_config.json, vocab.json or "
+                f"*.model; it holds: {present}). Save one there with tokenizer.save_pretrained({str(folder)!r}), or "
+                f"name another folder as actor_rollout_ref.model.tokenizer_path."
             )
         path = str(folder)
     elif path.startswith(("/", "~", ".")):
@@ -79,6 +79,6 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
             tokenizer.pad_token = token
             return
     raise ModelError(
-        f"The tokenizer {tokenizer.name_or_path!r} has no pad, end-of-sequence, unknown or begin token, so batches cannot be "
-        f"padded. Set tokenizer.pad_token and save it again."
+        f"The tokenizer {tokenizer.name_or_path!r} has no pad, end-of-sequence, unknown or begin token, so batches "
+        f"cannot be padded. Set tokenizer.pad_token and save it again."
     )

@@ -20,8 +20,8 @@ def truncate(ids: list[int], max_length: int, policy: str) -> list[int] | None:
         return ids
     if policy == "error":
         raise DataError(
-            f"The prompt has {len(ids)} tokens, more than data.max_prompt_length={max_length}. Raise the limit, leave such rows "
-            f"out (data.filter_overlong_prompts=true), or set data.truncation to left, right, middle or drop."
+            f"The prompt has {len(ids)} tokens, more than data.max_prompt_length={max_length}. Raise the limit, leave "
+            f"such rows out (data.filter_overlong_prompts=true), or set data.truncation to left, right, middle or drop."
         )
     if policy == "left":
         return ids[-max_length:]

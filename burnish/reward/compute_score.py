@@ -40,14 +40,15 @@ def default_compute_score(
     return SCORE_FUNCTIONS[data_source](solution_str, ground_truth)
 
 
-def check_data_sources(dataset: Rows, compute_score: ScoreFunction | None = None) -> None:
-    """Scores an empty response to every row with the built-in functions, so that an unknown data source or a ground truth that is
-    of no use is found before training; does nothing where ``compute_score`` is the user's own.
+def check_data_sources(dataset: Rows, reward_fn: Any = default_compute_score) -> None:
+    """Scores an empty response to every row, so that an unknown data source or a ground truth that is of no use is
+    found before training. Built-in functions only: nothing is done where ``reward_fn``, a reward manager or a function,
+    scores by a function of the user's own.
 
     Raises:
         RewardError: names the row (its file and number where the dataset has a ``location`` method) and what is known.
     """
-    if compute_score is not None and compute_score is not default_compute_score:
+    if getattr(reward_fn, "compute_score", reward_fn) is not default_compute_score:
         return
     location = getattr(dataset, "location", lambda position: f"row {position} of the dataset")
     for position in range(len(dataset)):
@@ -101,14 +102,15 @@ def check_score_function(
         signature.bind(data_source="", solution_str="", ground_truth=None, extra_info={}, **(reward_kwargs or {}))
     except TypeError as error:
         raise ConfigError(
-            f"{name}: a reward function is called with the keywords data_source, solution_str, ground_truth and extra_info"
-            f"{' and those of reward_kwargs' if reward_kwargs else ''}, but this one is {signature}: {error}. Name its parameters so, or take the rest as **kwargs."
+            f"{name}: a reward function is called with the keywords data_source, solution_str, ground_truth and "
+            f"extra_info{' and those of reward_kwargs' if reward_kwargs else ''}, but this one is {signature}: "
+            f"{error}. Name its parameters so, or take the rest as **kwargs."
         ) from error
 
 
 def _unknown_source(data_source: str) -> str:
     return (
         f"There is no built-in reward function for the data source {data_source!r} (column data.reward_fn_key). Known: "
-        f"{', '.join(sorted(SCORE_FUNCTIONS))}. Use your own: reward.custom_reward_function.path=my_reward.py with a function "
-        f"compute_score(data_source, solution_str, ground_truth, extra_info), or reward_fn= in burnish.train."
+        f"{', '.join(sorted(SCORE_FUNCTIONS))}. Use your own: reward.custom_reward_function.path=my_reward.py with a "
+        f"function compute_score(data_source, solution_str, ground_truth, extra_info), or reward_fn= in burnish.train."
     )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config.reward import RewardConfig
@@ -20,6 +21,7 @@ from burnish.reward.compute_score import (
     get_custom_reward_fn,
 )
 from burnish.reward.result import RewardResult, Score, read_score
+from burnish.utils.console import console
 from burnish.utils.errors import RewardError
 from burnish.utils.registry import Registry
 
@@ -27,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 class RewardManager(Protocol):
-    """Scores a batch that holds ``responses`` and ``response_mask`` [batch, response] and, of the dataset, ``data_source``,
-    ``reward_model`` and ``extra_info``."""
+    """Scores a batch that holds ``responses`` and ``response_mask`` [batch, response] and, of the dataset,
+    ``data_source``, ``reward_model`` and ``extra_info``."""
 
     def __call__(self, data: DataProto) -> RewardResult: ...
 
@@ -58,8 +60,8 @@ def load_reward_manager(
     num_examine: int = 0,
     compute_score: ScoreFunction | None = None,
 ) -> RewardManager:
-    """The manager that the ``reward`` section names, with ``compute_score``, else the custom function of the section, else the
-    built-in functions.
+    """The manager that the ``reward`` section names, with ``compute_score``, else the custom function of the section,
+    else the built-in functions.
 
     Raises:
         ConfigError: the manager or the custom function cannot be loaded.
@@ -71,16 +73,16 @@ def load_reward_manager(
 
 @register_reward_manager("naive")
 class NaiveRewardManager:
-    """Calls ``compute_score(data_source=, solution_str=, ground_truth=, extra_info=)`` for each response, one after the other;
-    where it is asynchronous, for all of them at once.
+    """Calls ``compute_score(data_source=, solution_str=, ground_truth=, extra_info=)`` for each response, one after the
+    other; where it is asynchronous, for all of them at once.
 
-    The function returns a number, a bool, None (no score: the row is not trained on), or a dict with one of these under "score"
-    and further values to be logged. What it raises, and what it returns that is no score, counts as a failure of that row
-    (``reward.on_error``): ``abstain`` gives the row no score, counts it and logs the first traceback of each call; ``raise``
-    stops. NaN and infinities are no score either, and are counted.
+    The function returns a number, a bool, None (no score: the row is not trained on), or a dict with one of these under
+    "score" and further values to be logged. What it raises, and what it returns that is no score, counts as a failure
+    of that row (``reward.on_error``): ``abstain`` gives the row no score, counts it and logs the first traceback of
+    each call; ``raise`` stops. NaN and infinities are no score either, and are counted.
 
     Args:
-        num_examine: responses of each data source that are logged, over the manager's life.
+        num_examine: responses of each data source that are printed, over the manager's life.
     """
 
     def __init__(
@@ -103,20 +105,21 @@ class NaiveRewardManager:
         Raises:
             RewardError: a row failed under ``reward.on_error=raise``, or every row failed.
         """
-        rows = self._read_rows(data)
+        if data.batch is None:
+            raise RewardError("The batch has no tensors, so no responses to score.")
+        rows = self._read_rows(data.batch, data.non_tensor_batch)
         scores = self._score_all(rows)
         self._check_failures(scores)
         self._examine(rows, scores)
         return _to_result(scores, data.batch["response_mask"])
 
-    def _read_rows(self, data: DataProto) -> list[dict[str, Any]]:
+    def _read_rows(self, batch: TensorDict, columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         """The arguments of the reward function, row by row."""
-        last_token = _last_token(data.batch["response_mask"]).tolist()
+        last_token = _last_token(batch["response_mask"]).tolist()
         texts = [
             self.tokenizer.decode(response[: last + 1], skip_special_tokens=True)
-            for response, last in zip(data.batch["responses"].tolist(), last_token, strict=True)
+            for response, last in zip(batch["responses"].tolist(), last_token, strict=True)
         ]
-        columns = data.non_tensor_batch
         none = np.full(len(texts), None, dtype=object)
         return [
             {
@@ -148,7 +151,7 @@ class NaiveRewardManager:
         """What the function returns for a row, or the exception that it raised."""
         try:
             return self.compute_score(**row)
-        except Exception as error:  # noqa: BLE001  # the user's code may raise anything; _to_score counts it or raises it
+        except Exception as error:  # noqa: BLE001  # the user's code may raise anything: _to_score counts or raises it
             return error
 
     def _to_score(self, returned: Any) -> Score:
@@ -166,7 +169,8 @@ class NaiveRewardManager:
         errors = [score.error for score in scores if score.error is not None]
         if errors:
             logger.warning(
-                "The reward function failed on %d of %d rows, which are not trained on (reward.on_error=abstain). The first:",
+                "The reward function failed on %d of %d rows, which are not trained on (reward.on_error=abstain). The "
+                "first:",
                 *(len(errors), len(scores)),
                 exc_info=errors[0],
             )
@@ -183,11 +187,11 @@ class NaiveRewardManager:
             if self._examined.get(source, 0) >= self.num_examine:
                 continue
             self._examined[source] = self._examined.get(source, 0) + 1
-            logger.info("[%s] score %s, truth %r\n%s", source, score.value, row["ground_truth"], row["solution_str"])
+            console.print(f"[{source}] score {score.value}, truth {row['ground_truth']!r}\n{row['solution_str']}")
 
 
 def _last_token(response_mask: torch.Tensor) -> torch.Tensor:
-    """Index of each row's last token that the policy sampled [batch], -1 where it has none; tool output lies before it."""
+    """Index of the last token that the policy sampled [batch], -1 where there is none; tool output lies before it."""
     numbered = response_mask.bool().cpu() * torch.arange(1, response_mask.shape[1] + 1)
     # The column of zeros in front keeps the maximum defined for responses of width 0.
     return torch.nn.functional.pad(numbered, (1, 0)).amax(-1) - 1

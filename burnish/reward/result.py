@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnish.protocol import BATCH_KEYS
+from burnish.protocol import BATCH_KEYS, DataProto
 from burnish.utils.errors import RewardError
 
+_PREFIX = "reward_extra/"
 # Names under which the framework keeps numbers of its own.
 _FRAMEWORK_NAMES = frozenset(BATCH_KEYS) | {"score", "reward", "rewards", "loss", "step", "epoch", "index"}
 
@@ -21,8 +22,8 @@ class RewardResult:
     Attributes:
         token_level_scores: float32 [batch, response]; a row's score sits on its last token with ``response_mask``.
         valid: bool [batch]; False where the row has no score (abstained, failed, not finite): it is not trained on.
-        extras: the other values that the function returned, object arrays [batch], None where a row has none. A name that the
-            framework uses itself is prefixed: ``reward_extra/<name>``.
+        extras: the other values that the function returned, object arrays [batch], None where a row has none. A name
+            that the framework uses itself is prefixed: ``reward_extra/<name>``.
         metrics: ``reward/abstain_count``, ``reward/error_count``, ``reward/non_finite_count``.
     """
 
@@ -30,6 +31,16 @@ class RewardResult:
     valid: torch.Tensor
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def add_to(self, batch: DataProto) -> DataProto:
+        """Adds ``token_level_scores``, ``valid`` and the extras to ``batch``, in place, and returns it.
+
+        An extra that is named like a column of the batch is prefixed too.
+        """
+        taken = batch.non_tensor_batch
+        extras = {f"{_PREFIX}{name}" if name in taken else name: values for name, values in self.extras.items()}
+        tensors = {"token_level_scores": self.token_level_scores, "valid": self.valid}
+        return batch.union(DataProto.from_dict(tensors=tensors, non_tensors=extras))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +54,8 @@ class Score:
 
 
 def read_score(returned: Any) -> Score:
-    """The score in what a reward function returned: a number, a bool, None (no score), or a dict with "score" and extras.
+    """The score in what a reward function returned: a number, a bool, None (no score), or a dict with "score" and
+    extras.
 
     Raises:
         RewardError: it is none of these; names what was returned and what is expected.
@@ -52,8 +64,8 @@ def read_score(returned: Any) -> Score:
     if isinstance(returned, dict):
         if "score" not in returned:
             raise RewardError(
-                f"The reward function returned a dict with the keys {', '.join(map(str, returned)) or '(none)'}; the score is "
-                f"expected under 'score'."
+                f"The reward function returned a dict with the keys {', '.join(map(str, returned)) or '(none)'}; the "
+                f"score is expected under 'score'."
             )
         extras = {extra_name(str(name)): value for name, value in returned.items() if name != "score"}
         returned = returned["score"]
@@ -63,8 +75,8 @@ def read_score(returned: Any) -> Score:
         returned = returned.item()
     if not isinstance(returned, (bool, int, float)):
         raise RewardError(
-            f"The reward function returned {type(returned).__name__} ({returned!r:.80}); a number, a bool, None (no score) or a "
-            f"dict with 'score' is expected."
+            f"The reward function returned {type(returned).__name__} ({returned!r:.80}); a number, a bool, None (no "
+            f"score) or a dict with 'score' is expected."
         )
     value = float(returned)
     if not math.isfinite(value):
@@ -74,4 +86,4 @@ def read_score(returned: Any) -> Score:
 
 def extra_name(name: str) -> str:
     """The name under which an extra is kept: its own, or prefixed where the framework uses that name."""
-    return f"reward_extra/{name}" if name in _FRAMEWORK_NAMES else name
+    return f"{_PREFIX}{name}" if name in _FRAMEWORK_NAMES else name

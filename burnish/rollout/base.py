@@ -1,12 +1,13 @@
-"""What every rollout engine takes and gives: requests, sampling parameters, responses, and the engine's five methods."""
+"""What every rollout engine takes and gives: requests, sampling parameters, responses, and its five methods."""
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
+from transformers import PreTrainedConfig
 
 from burnish.utils.errors import RolloutError
 from burnish.utils.registry import Registry
@@ -159,6 +160,17 @@ def get_rollout_cls(name: str) -> type[BaseRollout]:
     for module in _BUILT_IN:  # They register themselves; they import this module, so it cannot import them at its top.
         importlib.import_module(module)
     return ROLLOUTS.get(name)
+
+
+def max_sequence_length(config: PreTrainedConfig, max_model_len: int | None) -> int | None:
+    """Tokens of prompt and response together that one sequence may have; None if nothing bounds it.
+
+    Args:
+        config: the model's.
+        max_model_len: a further bound.
+    """
+    limits = (getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), max_model_len)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def check_requests(

@@ -1,7 +1,6 @@
 """The plain reference engine: transformers' ``generate`` on left-padded batches, log-probs by a forward pass."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,16 +25,16 @@ from burnish.rollout.base import (
     SamplingParams,
     WeightStream,
     check_requests,
+    max_sequence_length,
     register_rollout,
 )
+from burnish.rollout.lifecycle import Lifecycle
 from burnish.rollout.native.sampler import sample, stream_key
-from burnish.rollout.weights import load_weights
-from burnish.utils.errors import RolloutError
 
 
 @register_rollout("hf")
 class HFRollout:
-    """Generates with ``model.generate``, ``max_num_seqs`` requests at a time: slow, and what `native` is tested against.
+    """Generates with ``model.generate``, ``max_num_seqs`` requests at a time: slow, the yardstick of `native`.
 
     Attention, cache and batching are transformers' own; only the draw is ours, so that both engines give the same
     tokens. ``on_finished`` is called when a whole batch of requests is done.
@@ -53,72 +52,69 @@ class HFRollout:
         device: torch.device | str = "cpu",
     ) -> None:
         self.shares_storage = shares_storage
-        self.policy_version = 0
         self._model = model
         self._config = config
         self._device = torch.device(device)
-        self._asleep = False
-        self._running: frozenset[str] = frozenset()
-        self._aborted: deque[str] = deque()
+        self._lifecycle = Lifecycle(shares_storage=shares_storage)
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights it samples from."""
+        return self._lifecycle.policy_version
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[RolloutResponse]:
         """See `BaseRollout.generate`."""
-        if self._asleep:
-            raise RolloutError("The rollout engine is asleep and cannot generate; call wake_up() first.")
-        text = self._model.config.get_text_config(decoder=True)
-        limits = (getattr(text, "max_position_embeddings", None), self._config.max_model_len)
-        max_length = min((limit for limit in limits if limit is not None), default=None)
-        vocab_size = self._model.get_input_embeddings().num_embeddings
-        check_requests(requests, sampling, max_length=max_length, vocab_size=vocab_size)
-        self._aborted.clear()
-        self._running = frozenset(request.request_id for request in requests)
         responses: list[RolloutResponse] = []
-        try:
+        with self._lifecycle.generating(requests):
+            check_requests(
+                requests,
+                sampling,
+                max_length=max_sequence_length(self._model.config, self._config.max_model_len),
+                vocab_size=self._model.get_input_embeddings().weight.shape[0],  # type: ignore[union-attr, index, arg-type]
+            )
+            aborted: set[str] = set()
             for start in range(0, len(requests), self._config.max_num_seqs):
                 batch = requests[start : start + self._config.max_num_seqs]
                 with self._plain_inference(), torch.no_grad():
-                    finished = self._generate_batch(batch, sampling)
+                    finished = self._generate_batch(batch, sampling, aborted)
                 for response in finished:
                     responses.append(response)
                     if on_finished is not None:
                         on_finished(response)
-        finally:
-            self._running = frozenset()
         return responses
 
     def update_weights(self, stream: WeightStream, version: int) -> None:
         """See `BaseRollout.update_weights`."""
-        if self._running:
-            raise RolloutError("update_weights was called while the rollout engine is generating.")
-        load_weights(self._model, stream, copy=not self.shares_storage)
-        self.policy_version = version
+        self._lifecycle.update_weights(self._model, stream, version)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> None:
         """See `BaseRollout.abort`."""
-        self._aborted.extend(self._running if request_ids is None else self._running.intersection(request_ids))
+        self._lifecycle.abort(request_ids)
 
     def sleep(self, level: int = 1) -> None:
-        """No memory outlives a call of ``generate``, so nothing is freed."""
-        self._asleep = True
+        """Refuses to generate from now on; no memory outlives a call of ``generate``, so nothing is freed."""
+        with self._lifecycle.exclusive("sleep"):
+            self._lifecycle.sleep(level)
 
     def wake_up(self) -> None:
         """Ends ``sleep``."""
-        self._asleep = False
+        self._lifecycle.wake_up()
 
-    def _generate_batch(self, requests: Sequence[RolloutRequest], sampling: SamplingParams) -> list[RolloutResponse]:
-        prompts = [torch.tensor(list(request.prompt_ids), dtype=torch.int64) for request in requests]
-        width = max(len(prompt) for prompt in prompts)
-        input_ids = torch.zeros(len(prompts), width, dtype=torch.int64)
-        mask = torch.zeros_like(input_ids)
-        for row, prompt in enumerate(prompts):
-            input_ids[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        input_ids, mask = input_ids.to(self._device), mask.to(self._device)
+    def _generate_batch(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, aborted: set[str]
+    ) -> list[RolloutResponse]:
+        input_ids, mask = self._pad_left(requests)
+        width = input_ids.shape[1]
+
+        def update_aborted() -> set[str]:
+            aborted.update(self._lifecycle.take_aborts())
+            return aborted
+
         draw = _SeededDraw(requests, sampling, mask.sum(-1), width)
-        stop = _Stop([request.request_id for request in requests], sampling, self._aborted, width)
-        sequences = self._model.generate(
+        stop = _Stop([request.request_id for request in requests], sampling, update_aborted, width)
+        sequences = self._model.generate(  # type: ignore[operator]
             input_ids,
             attention_mask=mask,
             generation_config=GenerationConfig(
@@ -135,6 +131,14 @@ class HFRollout:
             version = self.policy_version
             responses.append(RolloutResponse(request.request_id, token_ids.tolist(), values.tolist(), reason, version))
         return responses
+
+    def _pad_left(self, requests: Sequence[RolloutRequest]) -> tuple[Tensor, Tensor]:
+        """Prompts and their mask, [rows, longest prompt] int64."""
+        width = max(len(request.prompt_ids) for request in requests)
+        padding = [width - len(request.prompt_ids) for request in requests]
+        ids = [[0] * pad + list(request.prompt_ids) for pad, request in zip(padding, requests, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
 
     def _log_probs(self, sequences: Tensor, prompt_mask: Tensor, temperature: float) -> Tensor:
         """Log-probs [rows, response] of the generated tokens, by one forward over prompt and response."""
@@ -185,7 +189,9 @@ class _SeededDraw(LogitsProcessor):
 class _Stop(StoppingCriteria):
     """Ends rows at a stop token or when they are aborted, and remembers where and why."""
 
-    def __init__(self, request_ids: list[str], sampling: SamplingParams, aborted: deque[str], width: int) -> None:
+    def __init__(
+        self, request_ids: list[str], sampling: SamplingParams, aborted: Callable[[], set[str]], width: int
+    ) -> None:
         self._rows = {request_id: row for row, request_id in enumerate(request_ids)}
         self._stop_ids = torch.tensor(sampling.stop_token_ids, dtype=torch.int64)
         self._aborted = aborted
@@ -196,9 +202,8 @@ class _Stop(StoppingCriteria):
         length = input_ids.shape[1] - self._width
         for row in torch.isin(input_ids[:, -1].cpu(), self._stop_ids).nonzero().flatten().tolist():
             self.ends.setdefault(row, ("stop", length))
-        for request_id in list(self._aborted):
-            if request_id in self._rows:
-                self.ends.setdefault(self._rows[request_id], ("abort", length))
+        for request_id in self._aborted() & self._rows.keys():
+            self.ends.setdefault(self._rows[request_id], ("abort", length))
         done = torch.zeros(input_ids.shape[0], dtype=torch.bool)
         done[list(self.ends)] = True
         return done.to(input_ids.device)

@@ -1,32 +1,39 @@
 """Between the driver's batches and an engine's requests and responses."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from burnish.protocol import DataProto
 from burnish.rollout.base import RolloutRequest, RolloutResponse
+from burnish.utils.errors import RolloutError
 
 
 def requests_from_dataproto(prompts: DataProto) -> list[RolloutRequest]:
     """One request a row, in the order of the rows.
 
     Args:
-        prompts: ``input_ids`` and ``attention_mask`` [batch, prompt] (padding on any side), non-tensor ``uid``, and
-            ``sample_index``; without the latter the rows of one uid are numbered as they come.
+        prompts: ``input_ids`` and ``attention_mask`` [batch, prompt] (padding on any side), non-tensor ``uid`` and
+            ``sample_index``. The number is not counted here: a batch may be one worker's part of a group, and two
+            workers that count would draw the same samples.
 
     Request ids are unique even where rows are copies of each other, as those that pad a dispatch are.
+
+    Raises:
+        RolloutError: ``uid`` or ``sample_index`` is missing.
     """
-    mask = prompts.batch["attention_mask"].bool().cpu()
-    # Rows of all valid tokens behind each other, cut at the rows' lengths: no loop over tokens.
-    parts = prompts.batch["input_ids"].cpu()[mask].split(mask.sum(-1).tolist())
-    uids = [str(uid) for uid in prompts.non_tensor_batch["uid"]]
-    given = prompts.non_tensor_batch.get("sample_index")
-    indices = _count_within(uids) if given is None else [int(index) for index in given]
+    for key in ("uid", "sample_index"):
+        if key not in prompts.non_tensor_batch:
+            raise RolloutError(f"The prompts have no {key!r}; uid and sample_index name each response's random stream.")
+    tensors = _tensors(prompts)
+    mask = tensors["attention_mask"].bool().cpu()
+    # All valid tokens behind each other, cut at the rows' lengths: no loop over tokens.
+    parts = tensors["input_ids"].cpu()[mask].split(mask.sum(-1).tolist())
+    uids, indices = prompts.non_tensor_batch["uid"], prompts.non_tensor_batch["sample_index"]
     return [
-        RolloutRequest(f"{row}:{uid}:{index}", tuple(part.tolist()), uid, index)
+        RolloutRequest(f"{row}:{uid}:{index}", tuple(part.tolist()), str(uid), int(index))
         for row, (part, uid, index) in enumerate(zip(parts, uids, indices, strict=True))
     ]
 
@@ -39,11 +46,12 @@ def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutRespon
         responses: one a row, in the order of the rows.
 
     Returns:
-        ``prompts`` [batch, prompt], ``responses`` ``response_mask`` ``rollout_log_probs`` [batch, response], ``input_ids``
-        ``attention_mask`` ``position_ids`` [batch, prompt + response], ``policy_version`` [batch], ``finish_reason``.
+        ``prompts`` [batch, prompt], ``responses`` ``response_mask`` ``rollout_log_probs`` [batch, response],
+        ``input_ids`` ``attention_mask`` ``position_ids`` [batch, prompt + response], ``policy_version`` [batch],
+        ``finish_reason``.
         The mask comes from the lengths, never from the padding id, which may be the end-of-sequence token.
     """
-    prompt_ids, prompt_mask = prompts.batch["input_ids"], prompts.batch["attention_mask"].bool()
+    prompt_ids, prompt_mask = _tensors(prompts)["input_ids"], _tensors(prompts)["attention_mask"].bool()
     if len(responses) != prompt_ids.shape[0]:
         raise ValueError(f"{len(responses)} responses were given for {prompt_ids.shape[0]} prompt rows.")
     device = prompt_ids.device
@@ -70,15 +78,11 @@ def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutRespon
     )
 
 
+def _tensors(prompts: DataProto) -> TensorDict:
+    if prompts.batch is None:
+        raise RolloutError("The prompts have no tensors; input_ids and attention_mask are needed to generate.")
+    return prompts.batch
+
+
 def _flat(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([value for row in rows for value in row], dtype=dtype)
-
-
-def _count_within(uids: Sequence[str]) -> list[int]:
-    """For each row, how many earlier rows have its uid."""
-    seen: Counter[str] = Counter()
-    indices = []
-    for uid in uids:
-        indices.append(seen[uid])
-        seen[uid] += 1
-    return indices

@@ -11,7 +11,8 @@ from burnish.utils.errors import RolloutError
 def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool) -> int:
     """Consumes ``stream`` and checks that it holds exactly the module's weights.
 
-    Every parameter must come once; of a tied group one name is enough. Persistent buffers may come.
+    Every parameter must come once; of a tied group one name is enough. Persistent buffers may come. Without
+    ``copy`` the stream may also be empty: there is nothing to move.
 
     Args:
         copy: True copies the values into the module. False is for a module that shares its storage with the trained
@@ -21,8 +22,8 @@ def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool) -> int:
         The number of tensors in the stream.
 
     Raises:
-        RolloutError: an unknown, repeated, missing or mis-shaped name (the first one), or, without ``copy``, values that
-            are not the module's. With ``copy`` the module is then partly filled.
+        RolloutError: an unknown, repeated, missing or mis-shaped name (the first one), or, without ``copy``, values
+            that are not the module's. With ``copy`` the module is then partly filled.
     """
     targets = module.state_dict(keep_vars=True)
     missing = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -41,12 +42,12 @@ def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool) -> int:
             target.copy_(tensor)
         elif not _same_values(target, tensor):
             raise RolloutError(
-                f"The rollout is said to share the trained model's storage, but its {name!r} holds other values than the "
-                f"weight stream: it would sample from an old policy."
+                f"The rollout is said to share the trained model's storage, but its {name!r} holds other values "
+                f"than the weight stream: it would sample from an old policy."
             )
         seen.add(name)
         missing.pop(id(target), None)
-    if missing:
+    if missing and (copy or seen):
         first = next(iter(missing.values()))
         raise RolloutError(
             f"The weight stream ended without {first!r} and {len(missing) - 1} other weights of the rollout's "

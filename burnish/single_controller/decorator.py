@@ -76,7 +76,8 @@ def register(
     """Makes a method of a worker callable on its group.
 
     Args:
-        dispatch_mode: a :class:`Dispatch`, the name of a registered mode, or ``{"dispatch_fn": ..., "collect_fn": ...}``.
+        dispatch_mode: a :class:`Dispatch`, the name of a registered mode, or a dict of ``dispatch_fn`` and
+            ``collect_fn``.
         execute_mode: ``Execute.RANK_ZERO`` runs the method on rank 0 alone and returns its result.
         blocking: whether the group's method waits; if not, it returns a future (``get()``), which may be an argument of
             another call.
@@ -87,7 +88,7 @@ def register(
     """
     if isinstance(dispatch_mode, dict) and set(dispatch_mode) != {"dispatch_fn", "collect_fn"}:
         raise WorkerError(
-            f"A dispatch_mode given as functions has the keys 'dispatch_fn' and 'collect_fn', not {list(dispatch_mode)}."
+            f"A dispatch_mode of functions has the keys 'dispatch_fn' and 'collect_fn', not {list(dispatch_mode)}."
         )
     whole_arguments = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
     if execute_mode == Execute.RANK_ZERO and dispatch_mode not in whole_arguments:
@@ -191,8 +192,8 @@ def join_rows(parts: Sequence[DataProto]) -> DataProto:
     for rank, part in enumerate(parts):
         if not isinstance(part, DataProto):
             raise WorkerError(
-                f"Rank {rank} returned a {type(part).__name__} from a method whose results are joined to one DataProto. "
-                f"Return a DataProto, or register the method with Dispatch.DP_COMPUTE_METRIC."
+                f"Rank {rank} returned a {type(part).__name__} from a method whose results are joined to one "
+                f"DataProto. Return a DataProto, or register the method with Dispatch.DP_COMPUTE_METRIC."
             )
     filled = [part for part in parts if len(part)] or list(parts)
     if len(filled) == 1:

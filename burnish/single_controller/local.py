@@ -38,13 +38,11 @@ class LocalWorkerGroup(WorkerGroup):
 
     def __init__(
         self,
-        resource_pool: ResourcePool | None = None,
-        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        resource_pool: ResourcePool | None,
+        ray_cls_with_init: RayClassWithInitArgs,
         name_prefix: str = "",
         stage_timeout: float | None = None,
     ) -> None:
-        if ray_cls_with_init is None:
-            raise WorkerError("LocalWorkerGroup needs ray_cls_with_init, the worker's class and arguments.")
         if resource_pool is not None and resource_pool.world_size != 1:
             raise ResourceError(
                 f"The local controller runs one process, but the pool has {resource_pool.world_size}. "
@@ -52,7 +50,7 @@ class LocalWorkerGroup(WorkerGroup):
             )
         super().__init__(1, ray_cls_with_init, name_prefix)
         self._stage_timeout = stage_timeout
-        self._host: WorkerHost | None = WorkerHost(self.name)
+        self._host = WorkerHost()
         with self._guarded("__init__"):
             self._host.construct(WorkerContext(), ray_cls_with_init)
 
@@ -63,7 +61,7 @@ class LocalWorkerGroup(WorkerGroup):
         return group
 
     def _submit(self, method_name: str, calls: list[Call]) -> list[RankFuture]:
-        if self._host is None:
+        if self._host.closed:
             raise WorkerError(f"{self.name} was shut down, so {method_name} cannot run.")
         ((args, kwargs),) = calls
         own_args = [_own_containers(value) for value in args]
@@ -79,12 +77,13 @@ class LocalWorkerGroup(WorkerGroup):
             f"{self.name} rank 0 of 1 (the driver's process) did not finish {stage} within {self._stage_timeout} s "
             f"(trainer.stage_timeout)."
         )
-        with _Alarm(self._stage_timeout, too_late), _NamedFailure(f"{self.name} rank 0 of 1 failed in {stage}"):
+        named = _NamedFailure(f"{self.name} rank 0 of 1 (the driver's process) failed in {stage}", too_late)
+        with _Alarm(self._stage_timeout, too_late), named:
             yield
 
     def shutdown(self) -> None:
-        """Drops the worker; groups of other roles in it keep it until they are shut down too."""
-        self._host = None
+        """Drops the worker, with all its roles. May be called again."""
+        self._host.close()
 
 
 def _own_containers(value: Any) -> Any:
@@ -96,16 +95,17 @@ def _own_containers(value: Any) -> Any:
 
 
 class _NamedFailure:
-    """Turns an exception of the worker's code, whatever it is, into a WorkerError caused by it."""
+    """Turns an exception of the worker's code, whatever it is but ``untouched``, into a WorkerError caused by it."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, untouched: WorkerError) -> None:
         self._message = message
+        self._untouched = untouched
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if isinstance(error, Exception) and not isinstance(error, WorkerError):
+        if isinstance(error, Exception) and error is not self._untouched:
             raise WorkerError(f"{self._message}: {type(error).__name__}: {error}") from error
 
 

@@ -58,7 +58,7 @@ def _mask_last_rows(padded: DataProto, num_padding: int) -> None:
     if padded.batch is None:
         return
     for key in MASKS_OF_PADDING:
-        if key in padded.batch.keys():
+        if key in padded.batch.keys():  # noqa: SIM118 (no mapping)
             # A copy, since the padded batch may share its storage with the caller's.
             mask = padded.batch[key].clone()
             mask[-num_padding:] = 0

@@ -97,7 +97,9 @@ class Worker:
             timeout_s: seconds after which a collective that not every rank joined fails; torch's default if None.
         """
         if device_type not in _BACKENDS:
-            raise WorkerError(f"There is no process group for the device {device_type!r}. Known: {', '.join(_BACKENDS)}.")
+            raise WorkerError(
+                f"There is no process group for the device {device_type!r}. Known: {', '.join(_BACKENDS)}."
+            )
         if device_type == "cuda":
             torch.cuda.set_device(self.device_index)
         self.init_process_group(_BACKENDS[device_type], timeout_s)

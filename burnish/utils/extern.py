@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +17,9 @@ _PACKAGE_PREFIX = "pkg://"
 def load_attribute(path: str, name: str, *, key: str = "path") -> Any:
     """The attribute ``name`` of the Python file at ``path``.
 
-    A process that needs the attribute (a Ray worker, say) calls this itself: what travels is the path and the name, never the
-    pickled object. The module's name is made of the file's place and content, so that two files called ``reward.py`` do not
-    meet, loading a file twice runs it once, and an edited file is loaded anew.
+    A process that needs the attribute (a Ray worker, say) calls this itself: what travels is the path and the name,
+    never the pickled object. The module's name is made of the file's place and content, so that two files called
+    ``reward.py`` do not meet, loading a file twice runs it once, and an edited file is loaded anew.
 
     Args:
         path: a ``.py`` file (``~`` is expanded), or ``pkg://package.module`` for an installed module.
@@ -35,6 +36,20 @@ def load_attribute(path: str, name: str, *, key: str = "path") -> Any:
             public = ", ".join(sorted(entry for entry in vars(module) if not entry.startswith("_"))) or "nothing public"
             raise ConfigError(f"{key}={path}: there is no {name!r} in it. It defines: {public}.")
         found = getattr(found, part)
+    return found
+
+
+def load_class(path: str, name: str | None, base: type, *, path_key: str, name_key: str) -> Callable[..., Any]:
+    """The class ``name`` of the Python file at ``path``, which must be a subclass of ``base``.
+
+    Raises:
+        ConfigError: as `load_attribute`, or ``name`` is not given, or is no such class.
+    """
+    if name is None:
+        raise ConfigError(f"{path_key}={path}: {name_key} must name the class in it.")
+    found = load_attribute(path, name, key=path_key)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{name_key}={name}: this is no subclass of {base.__module__}.{base.__qualname__}.")
     return found
 
 
@@ -56,7 +71,8 @@ def _import_file(path: str, key: str) -> ModuleType:
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None and spec.loader is not None  # always given for a file that ends in .py
+    assert spec is not None  # a file that ends in .py always has one
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs: dataclasses and typing look their module up by name.
     sys.modules[module_name] = module

@@ -108,7 +108,7 @@ def _centered(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     first = mask.flatten().to(torch.uint8).argmax() if mask.numel() else 0
     pivot = at_least_fp32(values.flatten()[first]) if mask.numel() else values.new_zeros(())
     centered = torch.where(mask, at_least_fp32(values) - pivot, 0.0)
-    offset = centered.sum() / (mask.sum().to(centered.dtype) + 1e-8)
+    offset = centered.sum() / mask.sum().clamp(min=1)
     return torch.where(mask, centered - offset, 0.0), pivot + offset
 
 

@@ -19,7 +19,7 @@ from burnish.protocol import DataProto
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_policy_loss
-from burnish.workers.updates import forward_kwargs, run_mini_batches, update_kwargs
+from burnish.workers.updates import forward_kwargs, perf_metrics, run_mini_batches, update_kwargs
 
 
 def policy_temperature(config: RolloutConfig) -> float:
@@ -38,10 +38,9 @@ class ActorRolloutRefWorker(Worker):
     """
 
     def __init__(self, config: ActorRolloutRefConfig, role: str, device: str, pad_token_id: int) -> None:
-        super().__init__()
         self.config = config
         self.has_reference = role.endswith("_ref")
-        self.device = torch.device(device, self.local_rank) if device == "cuda" else torch.device(device)
+        self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
         self.pad_token_id = pad_token_id
         self.policy_version = 0
 
@@ -56,8 +55,7 @@ class ActorRolloutRefWorker(Worker):
             actor.optim,
             module="policy",
             device=self.device,
-            rank=self.rank,
-            world_size=self.world_size,
+            total_training_steps=actor.optim.total_training_steps,
         )
         self.reference = None
         if self.has_reference:
@@ -67,8 +65,6 @@ class ActorRolloutRefWorker(Worker):
                 None,
                 module="policy",
                 device=self.device,
-                rank=self.rank,
-                world_size=self.world_size,
             )
         self.rollout = build_rollout(self.engine, self.config, self.device)
         self.eos_token_ids = eos_token_ids(model.path)
@@ -143,7 +139,7 @@ class ActorRolloutRefWorker(Worker):
             loss_scale_factor=actor.loss_scale_factor or self.config.rollout.response_length,
             batching=update_kwargs(actor),
         )
-        return metrics | self.engine.perf_metrics(data, seconds=time.perf_counter() - start, name="actor")
+        return metrics | perf_metrics(self.engine, data, name="actor", seconds=time.perf_counter() - start)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:

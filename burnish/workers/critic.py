@@ -11,7 +11,7 @@ from burnish.engine import FSDPEngine
 from burnish.protocol import DataProto
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_value_loss
-from burnish.workers.updates import run_mini_batches, update_kwargs
+from burnish.workers.updates import perf_metrics, run_mini_batches, update_kwargs
 
 
 class CriticWorker(Worker):
@@ -24,9 +24,8 @@ class CriticWorker(Worker):
     """
 
     def __init__(self, config: FSDPCriticConfig, device: str, pad_token_id: int) -> None:
-        super().__init__()
         self.config = config
-        self.device = torch.device(device, self.local_rank) if device == "cuda" else torch.device(device)
+        self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
         self.pad_token_id = pad_token_id
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -39,8 +38,7 @@ class CriticWorker(Worker):
             self.config.optim,
             module="value",
             device=self.device,
-            rank=self.rank,
-            world_size=self.world_size,
+            total_training_steps=self.config.optim.total_training_steps,
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -69,7 +67,7 @@ class CriticWorker(Worker):
             loss_scale_factor=data.batch["responses"].shape[1],
             batching=update_kwargs(self.config),
         )
-        return metrics | self.engine.perf_metrics(data, seconds=time.perf_counter() - start, name="critic")
+        return metrics | perf_metrics(self.engine, data, name="critic", seconds=time.perf_counter() - start)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:

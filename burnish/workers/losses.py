@@ -7,7 +7,7 @@ Metrics are contributions that sum to the step's value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,8 @@ from burnish.core_algos.aggregation import agg_loss
 from burnish.core_algos.kl import kl_penalty
 from burnish.core_algos.policy_losses import get_policy_loss_fn
 from burnish.core_algos.value_loss import compute_value_loss
+from burnish.engine import LossFn
 from burnish.protocol import DataProto
-
-LossFn = Callable[
-    [Mapping[str, torch.Tensor], DataProto, dict[str, Any]], tuple[torch.Tensor, dict[str, torch.Tensor]]
-]
-
 
 def make_policy_loss(config: FSDPActorConfig) -> LossFn:
     """Policy loss - entropy_coeff * entropy + kl_loss_coef * KL, as the actor's configuration says."""
@@ -82,7 +78,7 @@ def make_value_loss(config: FSDPCriticConfig) -> LossFn:
         outputs: Mapping[str, torch.Tensor], rows: DataProto, global_batch_info: dict[str, Any]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         tensors = rows.batch
-        loss, metrics = compute_value_loss(
+        loss, clipfrac = compute_value_loss(
             outputs["values"],
             tensors["returns"],
             tensors["values"],
@@ -91,6 +87,6 @@ def make_value_loss(config: FSDPCriticConfig) -> LossFn:
             config.loss_agg_mode,
             global_batch_info=global_batch_info,
         )
-        return loss, {"critic/vf_loss": loss.detach() / global_batch_info["dp_size"], **metrics}
+        return loss, {"critic/vf_loss": loss.detach() / global_batch_info["dp_size"], "critic/vf_clipfrac": clipfrac}
 
     return value_loss

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from burnish.config import FSDPActorConfig, FSDPCriticConfig, RefConfig, RolloutConfig
-from burnish.engine import FSDPEngine
+from burnish.engine import FSDPEngine, LossFn
+from burnish.model.flops import device_peak_flops, estimate_flops_per_token
 from burnish.protocol import DataProto
-from burnish.workers.losses import LossFn
 
 
 def update_kwargs(config: FSDPActorConfig | FSDPCriticConfig) -> dict[str, int | None]:
@@ -63,3 +65,22 @@ def run_mini_batches(
     skipped = f"{name}/skipped_updates"
     merged[skipped] = sum(metrics[skipped] for metrics in per_step)
     return merged
+
+
+def perf_metrics(engine: FSDPEngine, data: DataProto, *, name: str, seconds: float) -> dict[str, float]:
+    """Model FLOPs utilisation of an update, where the device's peak is known, and the most memory that was in use.
+
+    Every token of this rank's rows counts once for each pass; recomputed activations and padding do not count.
+    """
+    if engine.device.type != "cuda":
+        return {}
+    metrics = {"perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(engine.device) / 2**30}
+    peak = device_peak_flops(engine.device, engine.dtype)
+    if peak is not None:
+        lengths = data.batch["attention_mask"].sum(-1).double()
+        num_tokens = float(lengths.sum())
+        mean_context = float((lengths * lengths).sum() / 2 / num_tokens)
+        responses = float(data.batch["response_mask"].sum())
+        per_token = estimate_flops_per_token(engine.module.model, mean_context, head_share=responses / num_tokens)
+        metrics[f"perf/mfu/{name}"] = per_token * num_tokens / seconds / peak
+    return metrics

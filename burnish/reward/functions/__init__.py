@@ -1,1 +1,1 @@
-"""Score functions for kinds of answers, one file each; `burnish.reward.compute_score` says which data source uses which."""
+"""Score functions, a file for each kind of answer; `burnish.reward.compute_score` says which data source uses which."""

@@ -1,7 +1,8 @@
 """Numbers in texts: found, normalised, compared. Shared by the score functions whose answer is a number.
 
-A number may have a sign (also the Unicode minus), a currency sign, commas or LaTeX's ``{,}`` between its thousands, decimals, and a
-full stop after it: "1,234", "$1234", "1234.", "1234.00", "−5" are 1234 and -5. All patterns take time linear in the text.
+A number may have a sign (also the Unicode minus), a currency sign, commas or LaTeX's ``{,}`` between its thousands,
+decimals, and a full stop after it: "1,234", "$1234", "1234.", "1234.00", "−5" are 1234 and -5. All patterns take time
+linear in the text.
 """
 
 import re
@@ -19,7 +20,7 @@ _LATEX_FORMS = (("{,}", ","), (r"\,", ""), (r"\!", ""), (r"\$", "$"), (r"\%", "%
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 # A minus after a digit, a letter or a bracket is an operator ("7-2"), not a sign.
 _SIGN = r"(?:(?<![0-9A-Za-z)\]])-)?"
-NUMBER_PATTERN = rf"{_SIGN}[{_CURRENCY}]?-?(?:{_DIGITS}(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
+NUMBER_PATTERN = rf"(?:[{_CURRENCY}]-|{_SIGN}[{_CURRENCY}]?)(?:{_DIGITS}(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
 _NUMBER = re.compile(NUMBER_PATTERN)
 _BOXED = "\\boxed{"
 
@@ -52,7 +53,7 @@ def only_number(text: str) -> Decimal | None:
 
 
 def last_boxed(text: str) -> tuple[int, str] | None:
-    r"""Where the last complete ``\boxed{...}`` starts and what is in it; braces inside are matched. None if there is none."""
+    r"""Where the last complete ``\boxed{...}`` starts and what is in it (braces are matched), None if there is none."""
     end = len(text)
     while (start := text.rfind(_BOXED, 0, end)) >= 0:
         depth = 1
@@ -65,15 +66,16 @@ def last_boxed(text: str) -> tuple[int, str] | None:
 
 
 def truth_numbers(ground_truth: Any) -> list[Decimal]:
-    """The right answers as numbers: of an int, a float, a text (after "####" where it has that), or a list of those (any is right).
+    """The right answers as numbers: of an int, a float, a text (after "####" where it has that), or a list of those
+    (any is right).
 
     Raises:
         RewardError: it is of another type, or a text without a number.
     """
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, (int, float, str, list)):
         raise RewardError(
-            f"The ground truth {ground_truth!r:.80} is {type(ground_truth).__name__}; a number is needed: an int, a float, a text "
-            f"with a number, or a list of those (column reward_model.ground_truth)."
+            f"The ground truth {ground_truth!r:.80} is {type(ground_truth).__name__}; a number is needed: an int, a "
+            f"float, a text with a number, or a list of those (column reward_model.ground_truth)."
         )
     if isinstance(ground_truth, list):
         if not ground_truth:

@@ -17,8 +17,8 @@ response ends with               strict flexible
 ``#### about 1234``              0      1
 ================================ ====== ========
 
-A Unicode minus counts as a minus. The whole text is searched. flexible takes the last ``#### number`` or ``\boxed{}``, whichever
-comes later, and where the text has neither, its last number.
+A Unicode minus counts as a minus. The whole text is searched. flexible takes the last ``#### number`` or ``\boxed{}``,
+whichever comes later, and where the text has neither, its last number.
 """
 
 import re
@@ -51,9 +51,8 @@ def extract_solution(solution_str: str, method: Method = "strict") -> Decimal | 
     if method not in ("strict", "flexible"):
         raise RewardError(f"The method {method!r} of gsm8k's extract_solution must be 'strict' or 'flexible'.")
     text = to_ascii(solution_str)
-    marked = None
-    for marked in _STRICT.finditer(text):
-        pass
+    all_marked = list(_STRICT.finditer(text))
+    marked = all_marked[-1] if all_marked else None
     if method == "strict":
         return parse_number(marked.group(1)) if marked else None
     boxed = last_boxed(text)

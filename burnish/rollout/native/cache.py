@@ -13,7 +13,7 @@ _LENGTH_STEP = 64
 
 
 class SlotCache:
-    """A key and a value buffer [slots, length, heads, head_dim] for each layer, of the shapes that the layer first stores.
+    """A key and a value buffer [slots, length, heads, head_dim] for each layer, made when the layer first stores.
 
     Buffers grow along both axes when `reserve` asks for more, and keep their size until `free`. They start as zeros: a
     masked place has weight 0, and 0 times a NaN left in memory would still be NaN.
@@ -24,6 +24,19 @@ class SlotCache:
         self._values: dict[int, Tensor] = {}
         self.num_slots = 0
         self.length = 0
+        self._max_length = 0
+
+    def begin(self, num_slots: int, max_length: int) -> None:
+        """Nothing that is stored is needed any more, and what follows fits into ``num_slots`` x ``max_length``.
+
+        Buffers are kept if they are large enough, or may still grow without passing that size.
+        """
+        large_enough = self.num_slots >= num_slots and self.length >= max_length
+        if not large_enough and (self.num_slots > num_slots or self.length > max_length):
+            self.free()
+        self._max_length = max_length
+        # All slots at once: a slot axis that grew with every prefill would be copied every time.
+        self.reserve(num_slots, 1)
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for ``num_slots`` sequences of ``length`` tokens; what is stored stays."""
@@ -31,8 +44,9 @@ class SlotCache:
             return
         if length > self.length:
             # By half at least, so that a growing sequence copies the cache a logarithmic number of times.
-            length = max(length, self.length + self.length // 2)
-            length = -(-length // _LENGTH_STEP) * _LENGTH_STEP
+            grown = max(length, self.length + self.length // 2)
+            grown = -(-grown // _LENGTH_STEP) * _LENGTH_STEP
+            length = max(length, min(grown, self._max_length))
         self.num_slots, self.length = max(num_slots, self.num_slots), max(length, self.length)
         for buffers in (self._keys, self._values):
             for layer, old in buffers.items():
@@ -84,8 +98,10 @@ def bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     return 2 * text.num_hidden_layers * num_heads * head_dim * dtype.itemsize
 
 
-def memory_budget(device: torch.device, fraction: float, model: nn.Module) -> int:
+def memory_budget(device: torch.device, fraction: float, model: nn.Module, held: int) -> int:
     """Bytes that the cache may take: ``fraction`` of the device's memory, less the model's weights.
+
+    ``held`` are the bytes that the cache has already; they count as free.
 
     On a GPU never more than nine tenths of what is free now. On a CPU only of the machine's size, so that two runs on
     one machine decide alike.
@@ -94,7 +110,7 @@ def memory_budget(device: torch.device, fraction: float, model: nn.Module) -> in
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # What PyTorch holds without using it is free to us.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) + held
         return int(min(fraction * total - weights, 0.9 * free))
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(fraction * total - weights)

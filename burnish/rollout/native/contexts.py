@@ -23,7 +23,7 @@ class PrefillContext:
         self._source, self._slots, self._positions = self._places(groups, lengths, device)
 
     def _places(self, groups: Sequence[PromptGroup], lengths: list[int], device: torch.device) -> tuple[Tensor, ...]:
-        """For each token that is stored (one prompt token goes to several slots): its place in the row, slot, position."""
+        """Of each stored token (one prompt token goes to several slots): its place in the row, slot, position."""
         group_of_slot = torch.tensor([i for i, group in enumerate(groups) for _ in group.slots], device=device)
         slots = torch.tensor([slot for group in groups for slot in group.slots], device=device)
         group_lengths = torch.tensor(lengths, device=device)
@@ -46,7 +46,8 @@ class PrefillContext:
     ) -> Tensor:
         """query [1, query_heads, tokens, head_dim] -> [1, tokens, query_heads, value_dim]."""
         stored_key, stored_value = (x[0].transpose(0, 1)[self._source] for x in (key, value))
-        self._cache.store(int(module.layer_idx), self._slots, self._positions, stored_key, stored_value)
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        self._cache.store(layer, self._slots, self._positions, stored_key, stored_value)
         return self._packed.attend(
             module, query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap
         )
@@ -81,7 +82,8 @@ class DecodeContext:
         softcap: float | None,
     ) -> Tensor:
         """query [rows, query_heads, 1, head_dim] -> [rows, 1, query_heads, value_dim]."""
-        layer, (num_rows, num_heads, _, head_dim) = int(module.layer_idx), query.shape
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        num_rows, num_heads, _, head_dim = query.shape
         self._cache.store(layer, self._rows, self._lengths, key[:, :, 0], value[:, :, 0])
         keys, values = self._cache.view(layer, num_rows, self._longest)
         # The query heads that share a key head stand as its queries, so that no key is expanded.

@@ -17,7 +17,7 @@ class Generation:
     """The state of one call.
 
     Args:
-        pending_aborts: takes the request ids that are to be aborted since the last call of it.
+        take_aborts: gives the request ids that are to be aborted since the last call of it.
         finish: receives each response as soon as it is finished.
     """
 
@@ -28,7 +28,7 @@ class Generation:
         slots: SlotState,
         sampling: SamplingParams,
         policy_version: int,
-        pending_aborts: Callable[[], set[str]],
+        take_aborts: Callable[[], set[str]],
         finish: Callable[[RolloutResponse], None],
     ) -> None:
         self._runner = runner
@@ -36,18 +36,26 @@ class Generation:
         self._slots = slots
         self._sampling = sampling
         self._version = policy_version
-        self._pending_aborts = pending_aborts
+        self._take_aborts = take_aborts
         self._finish = finish
         self._all_slots = torch.arange(slots.tokens.shape[0], device=runner.device)
 
     def run(self) -> None:
-        """Until nothing waits and nothing runs."""
-        while not self._scheduler.done:
-            self._abort()
-            while groups := self._scheduler.admit():
-                self._prefill(groups)
-            if self._scheduler.num_running:
-                self._decode()
+        """Until nothing waits and nothing runs. If it raises, the cache is freed: it may hold what must not be read."""
+        try:
+            while not self._scheduler.done:
+                self._round()
+        except BaseException:
+            self._runner.cache.free()
+            raise
+
+    def _round(self) -> None:
+        """Refills free slots, then decodes one token."""
+        self._abort()
+        while groups := self._scheduler.admit():
+            self._prefill(groups)
+        if self._scheduler.num_running:
+            self._decode()
 
     def _prefill(self, groups: Sequence[PromptGroup]) -> None:
         """Prefills the groups and samples the first token of each of their responses."""
@@ -95,7 +103,7 @@ class Generation:
 
     def _abort(self) -> None:
         """Answers the requests whose abortion was asked for."""
-        if request_ids := self._pending_aborts():
+        if request_ids := self._take_aborts():
             slots, dropped = self._scheduler.abort(request_ids)
             if slots:
                 self._answer(slots, ["abort"] * len(slots))
@@ -106,7 +114,7 @@ class Generation:
         requests: list[RolloutRequest] = [self._scheduler.request_in(slot) for slot in slots]
         length = int(self._slots.lengths[slots[0]])
         raise RolloutError(
-            f"The model's logits are not finite for {len(requests)} of {self._scheduler.num_running} sequences, first for "
-            f"request {requests[0].request_id!r} at position {length}. The weights of policy version {self._version} or "
-            f"their dtype overflow; look at the last updates' grad_norm."
+            f"The model's logits are not finite for {len(requests)} of {self._scheduler.num_running} sequences, first "
+            f"for request {requests[0].request_id!r} at position {length}. The weights of policy version "
+            f"{self._version} or their dtype overflow; look at the last updates' grad_norm."
         )

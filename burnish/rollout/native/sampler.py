@@ -57,9 +57,11 @@ def sample(logits: Tensor, sampling: SamplingParams, keys: Tensor, positions: Te
     chunk = max(1, _MAX_CHUNK_ELEMENTS // logits.shape[-1])
     if logits.shape[0] <= chunk:
         return _sample_rows(logits, sampling, keys, positions)
-    parts = zip(logits.split(chunk), keys.split(chunk), positions.split(chunk), strict=True)
-    tokens, log_probs = zip(*(_sample_rows(part, sampling, key, position) for part, key, position in parts))
-    return torch.cat(tokens), torch.cat(log_probs)
+    parts = [
+        _sample_rows(rows, sampling, key, position)
+        for rows, key, position in zip(logits.split(chunk), keys.split(chunk), positions.split(chunk), strict=True)
+    ]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_probs for _, log_probs in parts])
 
 
 def _sample_rows(logits: Tensor, sampling: SamplingParams, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

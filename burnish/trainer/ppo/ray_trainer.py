@@ -31,6 +31,7 @@ from burnish.trainer.ppo.metrics import (
 )
 from burnish.trainer.ppo.mini_batches import plan_mini_batches
 from burnish.trainer.ppo.roles import Role, need_critic, need_reference_policy
+from burnish.trainer.ppo.scoring import concat_scored, score_batch
 from burnish.trainer.ppo.validation import validation_metrics
 from burnish.utils.errors import ConfigError, TrainingError
 from burnish.utils.timing import marked_timer
@@ -144,11 +145,6 @@ class RayPPOTrainer:
             sampler=train_sampler,
             **common,
         )
-        if len(self.train_dataloader) == 0:
-            raise ConfigError(
-                f"data.train_batch_size={data.train_batch_size}, but the training set has {len(self.train_dataset)} "
-                f"prompts after filtering, fewer than one batch. Set data.train_batch_size to at most that."
-            )
         self.val_dataloader = None
         if self.val_dataset is not None:
             self.val_dataloader = create_dataloader(
@@ -296,8 +292,11 @@ class RayPPOTrainer:
         return batch
 
     @stage("gen")
-    def _generate(self, batch: DataProto, *, validate: bool = False) -> DataProto:
+    def _generate(self, batch: DataProto) -> DataProto:
         """Responses with their log-probs; the prompts' tensors come back inside them."""
+        return self._sample(batch, validate=False)
+
+    def _sample(self, batch: DataProto, *, validate: bool) -> DataProto:
         prompts = batch.pop(batch_keys=PROMPT_TENSORS)
         prompts.non_tensor_batch = {key: batch.non_tensor_batch[key] for key in ("uid", "sample_index")}
         prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate}
@@ -307,9 +306,9 @@ class RayPPOTrainer:
     @stage("reward")
     def _compute_reward(self, batch: DataProto) -> DataProto:
         """A score per response, on its last token."""
-        result = self.reward_fn(batch)
-        self.metrics |= result.metrics
-        return result.add_to(batch)
+        batch, metrics = score_batch(self.reward_fn, batch)
+        self.metrics |= metrics
+        return batch
 
     @stage("old_log_prob")
     def _compute_old_log_prob(self, batch: DataProto) -> DataProto:
@@ -425,14 +424,11 @@ class RayPPOTrainer:
     def _run_validation(self) -> None:
         val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
         scored = []
-        timing_raw = dict(self.timing_raw)
         for batch_dict in self.val_dataloader:  # type: ignore[union-attr]
             batch = self._get_gen_batch(batch_dict, n=val_kwargs.n, uid_prefix="val")
-            batch = self._generate(batch, validate=True)
-            scored.append(self.val_reward_fn(batch).add_to(batch))
-        # Generation for validation is validation's time, not the step's rollout.
-        self.timing_raw = timing_raw
-        batch = DataProto.concat(scored)
+            batch = self._sample(batch, validate=True)
+            scored.append(score_batch(self.val_reward_fn, batch)[0])
+        batch = concat_scored(scored)
         self.metrics |= validation_metrics(batch)
         num_shown = self.config.trainer.log_val_generations
         if num_shown > 0:

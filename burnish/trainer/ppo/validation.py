@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from burnish.protocol import DataProto
+from burnish.trainer.ppo.scoring import as_numbers
 
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
@@ -22,7 +23,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     valid = batch.batch["valid"].numpy()
     variables: dict[str, np.ndarray] = {"reward": batch.batch["token_level_scores"].sum(-1).double().numpy()}
     for key in batch.meta_info.get("reward_extra_keys", []):
-        numbers = _as_numbers(others[key])
+        numbers = as_numbers(others[key])
         if numbers is not None:
             variables[key] = numbers
     core = "acc" if "acc" in variables else "reward"
@@ -52,10 +53,3 @@ def _mean_over_prompts(values: np.ndarray, uids: Sequence[str]) -> tuple[float, 
         return float("nan"), 0
     return float(np.mean([np.mean(group) for group in groups.values()])), max(len(group) for group in groups.values())
 
-
-def _as_numbers(values: np.ndarray) -> np.ndarray | None:
-    """An object array of numbers, bools and Nones as float64 (None: NaN); None when it holds anything else."""
-    if not all(value is None or isinstance(value, (bool, int, float, np.generic)) for value in values):
-        return None
-    numbers = np.array([np.nan if value is None else float(value) for value in values])
-    return None if np.isnan(numbers).all() else numbers

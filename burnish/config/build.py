@@ -1,0 +1,131 @@
+"""From resolved values to the dataclasses, and back to plain dictionaries and YAML."""
+
+import os.path
+from typing import Any
+
+from burnish.config import rules
+from burnish.config.schema import Leaf, get_field, key_fields, leaves, walk
+from burnish.config.section import Section
+from burnish.config.settings import Settings
+from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.values import coerce, is_text, show
+from burnish.utils.errors import ConfigError
+
+
+def build(values: dict[str, Any], settings: Settings) -> PPOTrainerConfig:
+    """The configuration with one value for each key of the tree, checked key by key.
+
+    Raises:
+        ConfigError: a value of the wrong type, outside its bounds or none of the choices.
+    """
+    final = {path: _final_value(leaf, values[path], settings) for path, leaf in leaves().items()}
+    _per_worker_micro_batches(final, settings)
+    config = PPOTrainerConfig(set_keys=_set_keys(final, settings))
+    for prefix, section in walk(config):
+        for field in key_fields(section):
+            path = f"{prefix}.{field.name}" if prefix else field.name
+            if path in final:
+                setattr(section, field.name, final[path])
+    return config
+
+
+def _final_value(leaf: Leaf, value: Any, settings: Settings) -> Any:
+    # A value that is followed is judged under the name of the key that was really set.
+    source = leaf
+    while source.path not in settings.by_key and source.follows is not None:
+        source = leaves()[source.follows]
+    setting = settings.by_key.get(source.path)
+    text = setting.text if setting is not None and "${" not in setting.text else None
+    value = coerce(value, leaf, settings.shown(source.path, value), text)
+    if is_text(leaf):
+        value = [_expand(item) for item in value] if isinstance(value, list) else _expand(value)
+    return value
+
+
+def _expand(value: Any) -> Any:
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
+
+
+def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None:
+    """Micro-batch sizes that older scripts count over all workers, divided by the workers."""
+    for key, setting in settings.global_micro_batches.items():
+        new = rules.GLOBAL_MICRO_BATCHES[key]
+        total = coerce(setting.value, leaves()[new], setting.shown)
+        if total is None:
+            continue
+        if new in settings.by_key and settings.by_key[new].value is not None:
+            raise ConfigError(
+                f"{setting.shown} and {settings.by_key[new].shown} say the same twice. Set the second only."
+            )
+        workers, nodes = final["trainer.n_gpus_per_node"], final["trainer.nnodes"]
+        if workers == "auto":
+            raise ConfigError(
+                f"{setting.shown} counts over all workers, whose number trainer.n_gpus_per_node=auto leaves open. "
+                f"Set {new}, which counts for each worker."
+            )
+        if total % (workers * nodes):
+            raise ConfigError(
+                f"{setting.shown} counts over all workers and does not divide by their number, {workers * nodes}. "
+                f"Set {new}={max(1, total // (workers * nodes))}, which counts for each worker."
+            )
+        final[new] = total // (workers * nodes)
+
+
+def _set_keys(final: dict[str, Any], settings: Settings) -> dict[str, str]:
+    """Keys that were set, with what was typed; what a file sets to the default is not counted."""
+    keys = {}
+    for key, setting in settings.by_key.items():
+        leaf = leaves().get(key)
+        while leaf is None:
+            key = key.rpartition(".")[0]
+            leaf = leaves().get(key)
+        repeats_default = setting.source and final[leaf.path] == leaf.default
+        if not repeats_default:
+            keys[leaf.path] = setting.shown
+    keys.update(
+        {rules.GLOBAL_MICRO_BATCHES[key]: setting.shown for key, setting in settings.global_micro_batches.items()}
+    )
+    return keys
+
+
+def to_dict(config: Section) -> dict[str, Any]:
+    """The keys and values of a configuration or a section, as nested dictionaries."""
+    values = {field.name: get_field(config, field.name) for field in key_fields(config)}
+    return {name: to_dict(value) if isinstance(value, Section) else value for name, value in values.items()}
+
+
+def to_yaml(config: Section) -> str:
+    """The same as YAML, which `load_config` reads again."""
+    import yaml
+
+    return yaml.safe_dump(_escaped(to_dict(config)), sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _escaped(value: Any) -> Any:
+    """Text that holds ``${`` is meant literally: references were resolved long before."""
+    if isinstance(value, dict):
+        return {name: _escaped(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_escaped(entry) for entry in value]
+    return value.replace("${", r"\${") if isinstance(value, str) else value
+
+
+def value_of(config: PPOTrainerConfig, key: str) -> Any:
+    """The value of the key with that dotted name."""
+    value: Any = config
+    for name in key.split("."):
+        value = get_field(value, name)
+    return value
+
+
+def shown(config: PPOTrainerConfig, key: str) -> str:
+    """The key and its value as the user typed them, or what it follows or has by default."""
+    if key in config.set_keys:
+        return config.set_keys[key]
+    default = f"{key}={show(value_of(config, key))}"
+    source = leaves()[key].follows
+    while source is not None:
+        if source in config.set_keys:
+            return f"{default} (from {config.set_keys[source]})"
+        source = leaves()[source].follows
+    return f"{default} (the default)"

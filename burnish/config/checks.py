@@ -1,0 +1,234 @@
+"""Checks across keys; they need no model, no GPU, no Ray and no file, and come before all of these.
+
+Each raises a `ConfigError` that names the keys as typed, the rule and the nearest legal value.
+"""
+
+from collections.abc import Iterator
+
+from burnish.config import names
+from burnish.config.build import shown, value_of
+from burnish.config.trainer import PPOTrainerConfig
+from burnish.utils.errors import ConfigError
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_REF = "actor_rollout_ref.ref"
+
+
+def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
+    """Runs every check, and decides ``critic.enable`` where it was left open.
+
+    Raises:
+        ConfigError: keys contradict each other.
+    """
+    check_estimator(config)
+    check_clip_range(config)
+    check_batch_sizes(config)
+    check_lengths(config)
+    check_token_bounds(config)
+    check_workers(config)
+    check_layout(config)
+    check_resume(config)
+    check_custom_code(config)
+    if not config.data.train_files and not train_rows_given:
+        raise ConfigError(f"{shown(config, 'data.train_files')}: name at least one parquet or jsonl file to train on.")
+
+
+def check_estimator(config: PPOTrainerConfig) -> None:
+    """The estimator has what it compares: a critic, or several samples of a prompt."""
+    estimator = config.algorithm.adv_estimator
+    if config.critic.enable is None:
+        config.critic.enable = estimator == "gae"
+    if estimator == "gae" and not config.critic.enable:
+        raise ConfigError(
+            f"{shown(config, 'critic.enable')}: {shown(config, 'algorithm.adv_estimator')} needs a critic. Leave the "
+            f"first out, or take an estimator without a critic, as algorithm.adv_estimator=grpo."
+        )
+    single = config.actor_rollout_ref.rollout.n == 1 and not config.algorithm.allow_single_sample_groups
+    if estimator in names.GROUP_ADV_ESTIMATORS and single:
+        raise ConfigError(
+            f"{shown(config, f'{_ROLLOUT}.n')}: algorithm.adv_estimator={estimator} compares the samples of a prompt, "
+            f"so there must be at least 2. Set {_ROLLOUT}.n=2 or more (8 is usual), or accept a baseline of 0 by "
+            f"algorithm.allow_single_sample_groups=true."
+        )
+
+
+def check_clip_range(config: PPOTrainerConfig) -> None:
+    """Clip ranges are offsets from 1; 0.8 and 1.2 are bounds, and were probably copied from a guide."""
+    actor = config.actor_rollout_ref.actor
+    low, high = actor.clip_ratio_low, actor.clip_ratio_high
+    looks_like_bounds = low < 1 < high and high - low < 1
+    if looks_like_bounds and actor.policy_loss.loss_mode == "vanilla" and not actor.allow_wide_clip:
+        raise ConfigError(
+            f"{shown(config, f'{_ACTOR}.clip_ratio_low')} and {shown(config, f'{_ACTOR}.clip_ratio_high')} look like "
+            f"bounds of the ratio, but these keys are offsets from 1. Probably meant: clip_ratio_low={1 - low:.6g} "
+            f"clip_ratio_high={high - 1:.6g}. To clip to [{1 - low:.6g}, {1 + high:.6g}] all the same, set "
+            f"{_ACTOR}.allow_wide_clip=true."
+        )
+
+
+def check_batch_sizes(config: PPOTrainerConfig) -> None:
+    """A step divides into updates, an update among workers, and a micro-batch is no larger than an update."""
+    for model in (_ACTOR, "critic") if config.critic.enable else (_ACTOR,):
+        mini_key, micro_key = f"{model}.ppo_mini_batch_size", f"{model}.ppo_micro_batch_size_per_gpu"
+        _check_mini_batch(config, mini_key)
+        n = config.actor_rollout_ref.rollout.n
+        samples = value_of(config, mini_key) * n
+        _check_division(config, mini_key, _num_workers(config, model))
+        micro = value_of(config, micro_key)
+        if micro is not None and not value_of(config, f"{model}.use_dynamic_bsz") and micro > samples:
+            raise ConfigError(
+                f"{shown(config, micro_key)} is more than an update has: {value_of(config, mini_key)} prompts "
+                f"(ppo_mini_batch_size) x {n} responses (rollout.n) = {samples} samples. The nearest value is "
+                f"{micro_key}={samples}."
+            )
+
+
+def _check_mini_batch(config: PPOTrainerConfig, key: str) -> None:
+    prompts, mini = config.data.train_batch_size, value_of(config, key)
+    if prompts % mini == 0:
+        return
+    nearest = min(_divisors(prompts), key=lambda size: (abs(size - mini), -size))
+    rule = "is more than" if mini > prompts else "does not divide"
+    raise ConfigError(
+        f"{shown(config, key)} {rule} {shown(config, 'data.train_batch_size')}: the prompts of a step are split into "
+        f"updates of equal size, and both keys count prompts. The nearest value is {key}={nearest}."
+    )
+
+
+def _check_division(config: PPOTrainerConfig, key: str, workers: int) -> None:
+    prompts, mini, n = config.data.train_batch_size, value_of(config, key), config.actor_rollout_ref.rollout.n
+    if mini * n % workers == 0:
+        return
+    legal = [size for size in _divisors(prompts) if size * n % workers == 0]
+    if legal:
+        advice = f"The nearest value is {key}={min(legal, key=lambda size: (abs(size - mini), -size))}."
+    else:
+        advice = f"Make data.train_batch_size={prompts} a multiple of {workers} first."
+    raise ConfigError(
+        f"{shown(config, key)}: an update has {mini} prompts x {n} responses = {mini * n} samples, which do not divide "
+        f"among {workers} workers. {advice}"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _num_workers(config: PPOTrainerConfig, model: str = _ACTOR) -> int:
+    """Workers of a model; 1 while ``trainer.n_gpus_per_node`` is auto."""
+    trainer, critic = config.trainer, config.critic
+    if model == "critic" and critic.nnodes and critic.n_gpus_per_node:
+        return critic.nnodes * critic.n_gpus_per_node
+    return 1 if trainer.n_gpus_per_node == "auto" else int(trainer.n_gpus_per_node) * trainer.nnodes
+
+
+def check_lengths(config: PPOTrainerConfig) -> None:
+    """What the dataset lets through fits into the rollout."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.prompt_length < config.data.max_prompt_length:
+        raise ConfigError(
+            f"{shown(config, f'{_ROLLOUT}.prompt_length')} is less than {shown(config, 'data.max_prompt_length')}: "
+            f"some prompts of the dataset would not fit. Set data.max_prompt_length alone; the rollout follows it."
+        )
+    longest = rollout.prompt_length + rollout.response_length
+    if rollout.max_model_len is not None and rollout.max_model_len < longest:
+        raise ConfigError(
+            f"{shown(config, f'{_ROLLOUT}.max_model_len')} is too short: {_lengths(config)}. The nearest value is "
+            f"{_ROLLOUT}.max_model_len={longest}."
+        )
+
+
+def check_token_bounds(config: PPOTrainerConfig) -> None:
+    """The longest sample fits into every bound of tokens that is in use, since the bounds hold."""
+    rollout = config.actor_rollout_ref.rollout
+    longest = rollout.prompt_length + rollout.response_length
+    for key in _token_bounds_in_use(config):
+        if value_of(config, key) < longest:
+            raise ConfigError(
+                f"{shown(config, key)} is a bound that holds, but {_lengths(config)}. The nearest value is "
+                f"{key}={longest}."
+            )
+
+
+def _lengths(config: PPOTrainerConfig) -> str:
+    rollout = config.actor_rollout_ref.rollout
+    return (
+        f"a sample has up to {rollout.prompt_length} + {rollout.response_length} = "
+        f"{rollout.prompt_length + rollout.response_length} tokens (data.max_prompt_length + data.max_response_length)"
+    )
+
+
+def _token_bounds_in_use(config: PPOTrainerConfig) -> Iterator[str]:
+    needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+    log_prob = ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
+    update = ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
+    forward = ("use_dynamic_bsz", "forward_micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")
+    for section, keys, runs in (
+        (_ACTOR, update, True),
+        (_ROLLOUT, log_prob, True),
+        (_REF, log_prob, needs_reference),
+        ("critic", update, config.critic.enable),
+        ("critic", forward, config.critic.enable),
+    ):
+        dynamic, by_samples, by_tokens = (f"{section}.{key}" for key in keys)
+        if runs and (value_of(config, dynamic) or value_of(config, by_samples) is None):
+            yield by_tokens
+
+
+def check_workers(config: PPOTrainerConfig) -> None:
+    """One process is one worker; a pool of the critic's own has both nodes and workers."""
+    has_pool = config.critic.nnodes > 0
+    if has_pool != (config.critic.n_gpus_per_node > 0):
+        raise ConfigError(
+            f"{shown(config, 'critic.nnodes')} and {shown(config, 'critic.n_gpus_per_node')}: a pool of the critic's "
+            f"own needs both above 0; without one both are 0."
+        )
+    if config.trainer.controller == "local" and (_num_workers(config) > 1 or has_pool):
+        raise ConfigError(
+            f"{shown(config, 'trainer.controller')} runs one worker in the driver's process, but "
+            f"{shown(config, 'trainer.n_gpus_per_node')}, {shown(config, 'trainer.nnodes')} and a pool of the critic's "
+            f"own ask for more. Set trainer.controller=ray."
+        )
+
+
+def check_layout(config: PPOTrainerConfig) -> None:
+    """All workers share one copy of a model, or each has its own."""
+    if config.trainer.n_gpus_per_node == "auto":
+        return
+    for model, section in ((_ACTOR, _ACTOR), (_REF, _REF), ("critic", "critic.model")):
+        key = f"{section}.fsdp_config.fsdp_size"
+        workers = _num_workers(config, model)
+        if value_of(config, key) not in (-1, 1, workers):
+            raise ConfigError(
+                f"{shown(config, key)}: all {workers} workers share one copy of the model (-1), or each has its own "
+                f"(1); groups in between do not exist in burnish yet. The nearest value is {key}=-1."
+            )
+
+
+def check_resume(config: PPOTrainerConfig) -> None:
+    """A folder to resume from and the mode that takes it come together."""
+    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+    if mode == "resume_path" and path is None:
+        raise ConfigError(
+            "trainer.resume_mode=resume_path needs trainer.resume_from_path: a checkpoint's folder global_step_N. "
+            "trainer.resume_mode=auto finds the newest in trainer.default_local_dir by itself."
+        )
+    if mode != "resume_path" and path is not None:
+        raise ConfigError(
+            f"{shown(config, 'trainer.resume_from_path')} is taken only with trainer.resume_mode=resume_path, but "
+            f"there is {shown(config, 'trainer.resume_mode')}."
+        )
+
+
+def check_custom_code(config: PPOTrainerConfig) -> None:
+    """A file with code of the user's own and the name to take from it come together."""
+    for file_key, name_key in (
+        ("data.custom_cls.path", "data.custom_cls.name"),
+        ("data.sampler.class_path", "data.sampler.class_name"),
+    ):
+        file, name = value_of(config, file_key), value_of(config, name_key)
+        if file is not None and name is None:
+            raise ConfigError(f"{shown(config, file_key)} needs {name_key}: what to take from that file.")
+        if file is None and name is not None:
+            raise ConfigError(f"{shown(config, name_key)} needs {file_key}: the file that defines it.")

@@ -1,0 +1,84 @@
+"""The command line of training: options of Hydra's kind, and ``key=value`` overrides."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from burnish.utils.errors import ConfigError
+
+_EPILOG = """\
+examples:
+  algorithm.adv_estimator=grpo actor_rollout_ref.model.path=./model data.train_files=train.parquet
+  recipe=gsm8k_grpo data.train_batch_size=64        a recipe, with changes
+  --config-path ./conf --config-name mine           a YAML file of your own
+
+docs/config.md lists all keys.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainArgs:
+    """A parsed command line.
+
+    Attributes:
+        overrides: ``key=value`` words, in order.
+        config_name: a YAML file to start from, without ``.yaml``.
+        config_path: the folder of YAML files of the user's own.
+        cfg: "job" prints the composed configuration instead of running.
+    """
+
+    overrides: list[str]
+    config_name: str | None = None
+    config_path: str | None = None
+    cfg: str | None = None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}. Keys are set as key=value; --help shows the options.")
+
+
+def parse_train_args(argv: Sequence[str]) -> TrainArgs:
+    """Parses the words after ``burnish train`` or ``python -m burnish.trainer.main_ppo``.
+
+    Raises:
+        ConfigError: an option that does not exist, or a key written as an option.
+        SystemExit: ``--help`` was asked for and printed.
+    """
+    options, words = _parser().parse_known_args(list(argv))
+    for word in words:
+        if word.startswith("-"):
+            raise _unknown_option(word)
+    if options.multirun:
+        raise ConfigError("--multirun: one command is one run. Loop over the values in the shell.")
+    return TrainArgs(
+        overrides=[*options.overrides, *words],
+        config_name=options.config_name,
+        config_path=options.config_path,
+        cfg=options.cfg,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="burnish train",
+        description="Trains a language model with reinforcement learning.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, in Hydra's grammar")
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="YAML file to start from (a recipe, or your own)")
+    parser.add_argument("--config-path", "--config-dir", "-cp", "-cd", metavar="DIR", help="folder of your YAML files")
+    parser.add_argument("--cfg", "-c", choices=["job"], help="print the composed configuration and stop")
+    parser.add_argument("--resolve", action="store_true", help=argparse.SUPPRESS)  # what --cfg prints is resolved
+    parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _unknown_option(word: str) -> ConfigError:
+    name = word.lstrip("-")
+    if "=" in name or "." in name:
+        return ConfigError(f"{word}: keys are written without dashes, as {name if '=' in name else name + '=value'}.")
+    return ConfigError(f"{word}: there is no such option. Keys are set as key=value; --help shows the options.")

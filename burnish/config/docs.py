@@ -1,0 +1,125 @@
+"""Generates docs/config.md from the dataclasses and the rules: ``python -m burnish.config.docs > docs/config.md``."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+
+from burnish.config import rules
+from burnish.config.schema import Leaf, leaves, sections, walk
+from burnish.config.section import Section
+from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.values import show
+
+_HEAD = """\
+# Configuration
+
+This page is generated from the dataclasses in `burnish/config` by `python -m burnish.config.docs`.
+
+Keys are set on the command line in Hydra's grammar, or in YAML files of the same tree:
+
+```
+burnish train algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_files=[a.parquet,b.parquet]
+burnish train recipe=demo                            # a recipe: burnish/config/recipes/demo.yaml
+burnish train algorithm=grpo                         # a group: burnish/config/groups/algorithm/grpo.yaml
+burnish train --config-path conf --config-name mine  # conf/mine.yaml
+burnish train --cfg job ...                          # prints the composed configuration
+```
+
+Later settings win: the recipe, then your file, then groups, then single keys. `key=value`, `+key=value` and
+`++key=value` mean the same; `~key` goes back to the default. `${data.train_batch_size}` refers to another key,
+`${oc.env:HOME}` to the environment. Null is `null` or `None`. Every key that exists is on this page, and any other is refused.
+
+Units: `train_batch_size` and `ppo_mini_batch_size` count prompts, `*_micro_batch_size_per_gpu` samples (responses) of
+one worker, `*_max_token_len_per_gpu` tokens of one worker.
+"""
+
+
+def generate() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for name, section in walk(PPOTrainerConfig()):
+        own = [leaf for path, leaf in leaves().items() if name and path.rpartition(".")[0] == name]
+        if own:
+            parts.append(f"## {name}\n\n{_first_line(sections()[name])}\n")
+            parts.append("| key | default | meaning |\n|---|---|---|\n" + "".join(_row(leaf, section) for leaf in own))
+    parts += [*_renamed(), *_no_effect(), *_refused()]
+    return "\n".join(parts)
+
+
+def _first_line(cls: type[Section]) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
+
+
+def _row(leaf: Leaf, section: Section) -> str:
+    name = leaf.path.rpartition(".")[2]
+    meaning = field_docs(type(section))[name]
+    reason = rules.lookup(leaf.path, rules.NO_EFFECT)
+    refusal = rules.lookup(leaf.path, rules.REFUSED)
+    if leaf.choices:
+        meaning += f" One of: {', '.join(f'`{choice}`' for choice in leaf.choices)}."
+    if leaf.planned:
+        meaning += f" Not yet: {', '.join(leaf.planned)}."
+    if leaf.plug_in:
+        meaning += " Your own: `package.module:attribute`."
+    if leaf.bounds:
+        meaning += f" Must be {_bounds(leaf)}."
+    if isinstance(refusal, rules.Refusal):
+        meaning += f" Refused for now: {refusal.reason}."
+    elif isinstance(reason, str):
+        meaning += f" No effect for now: {reason}."
+    default = f"follows `{leaf.follows}`" if leaf.follows else f"`{show(leaf.default)}`"
+    return f"| `{name}` | {default} | {meaning} |\n".replace("||", "|")
+
+
+def _bounds(leaf: Leaf) -> str:
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return " and ".join(f"{words[name]} {show(bound)}" for name, bound in leaf.bounds.items())
+
+
+def field_docs(cls: type[Section]) -> dict[str, str]:
+    """The text under each field of a dataclass, on one line."""
+    body = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+            docs[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
+    return docs
+
+
+def _renamed() -> Iterator[str]:
+    yield "## Other names\n\nApplied, with a notice.\n"
+    rows = "".join(f"| `{old}` | `{new}` |\n" for old, new in rules.RENAMED.items())
+    per_worker = "".join(
+        f"| `{old}` (over all workers) | `{new}` (for each worker) |\n"
+        for old, new in rules.GLOBAL_MICRO_BATCHES.items()
+    )
+    yield f"| typed | is |\n|---|---|\n{rows}{per_worker}"
+
+
+def _no_effect() -> Iterator[str]:
+    yield "## Accepted without effect\n\nA notice says so, with the reason. `.*` stands for everything below.\n"
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in rules.NO_EFFECT.items():
+        if key not in leaves():
+            by_reason.setdefault(reason, []).append(f"`{key}`")
+    for reason, keys in by_reason.items():
+        yield f"- {reason[:1].upper()}{reason[1:]}: {', '.join(keys)}"
+
+
+def _refused() -> Iterator[str]:
+    yield "\n## Refused\n\nAn error, unless the value asks for nothing.\n"
+    by_reason: dict[str, list[str]] = {}
+    for key, refusal in rules.REFUSED.items():
+        if key not in leaves():
+            harmless = show(refusal.harmless[0])
+            by_reason.setdefault(refusal.reason, []).append(f"`{key}` (`{harmless}` is accepted)")
+    for reason, keys in by_reason.items():
+        yield f"- {reason[:1].upper()}{reason[1:]}: {', '.join(keys)}"
+    yield ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(generate())

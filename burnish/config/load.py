@@ -1,0 +1,246 @@
+"""`load_config`: Hydra's override grammar and YAML files -> validated dataclasses. The one home of Hydra here."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from burnish.config import rules
+from burnish.config.advice import advice
+from burnish.config.build import build
+from burnish.config.checks import check
+from burnish.config.schema import leaves
+from burnish.config.settings import Setting, Settings, notices, settings_of
+from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.values import is_text, near
+from burnish.utils.errors import ConfigError
+
+logger = logging.getLogger("burnish.config")
+
+RECIPES = Path(__file__).parent / "recipes"
+GROUPS = Path(__file__).parent / "groups"
+_BASE_NAME = "ppo_trainer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedConfig:
+    """A configuration with what there is to say about it.
+
+    Attributes:
+        config: every key has its value; what follows another key is filled in.
+        notices: sentences for the user: renamed keys, keys without effect, combinations that deserve a thought.
+    """
+
+    config: PPOTrainerConfig
+    notices: tuple[str, ...]
+
+
+def load_config(
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    config_name: str | None = None,
+    config_path: str | None = None,
+    *,
+    train_rows_given: bool = False,
+) -> PPOTrainerConfig:
+    """The configuration of a run, checked; notices go to the logger ``burnish.config``.
+
+    Args:
+        overrides: ``key=value`` in Hydra's grammar, or a (nested) mapping from keys to values.
+        config_name: a YAML file of ``config_path`` or of burnish's recipes, without ``.yaml``.
+        config_path: a folder of YAML files of your own.
+        train_rows_given: the training rows come as Python objects, so `data.train_files` may be empty.
+
+    Raises:
+        ConfigError: a key, a value or a combination is wrong; the message says what would be right.
+    """
+    loaded = load_with_notices(overrides, config_name, config_path, train_rows_given=train_rows_given)
+    for notice in loaded.notices:
+        logger.warning("%s", notice)
+    return loaded.config
+
+
+def load_with_notices(
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    config_name: str | None = None,
+    config_path: str | None = None,
+    *,
+    train_rows_given: bool = False,
+) -> LoadedConfig:
+    """As `load_config`, with the notices returned instead of logged."""
+    folders = [folder for folder in (_folder(config_path), RECIPES, GROUPS) if folder is not None]
+    recipe = None
+    groups: list[str] = []
+    command_line: list[Setting] = []
+    if isinstance(overrides, Mapping):
+        overrides = dict(overrides)
+        recipe = overrides.pop("recipe", None)
+        command_line += settings_of("", overrides)
+    else:
+        for text in overrides:
+            override = _parse(text)
+            if isinstance(override, Override) and override.key_or_group == "recipe":
+                recipe = str(override.value())
+            elif isinstance(override, Override) and _is_group(override, folders):
+                groups.append(text.lstrip("+"))
+            else:
+                command_line += _settings(text, override)
+    settings = Settings()
+    for name, chosen in ((recipe, []), (config_name or (_BASE_NAME if groups else None), groups)):
+        if name is not None:
+            settings.apply(_compose(name, chosen, folders, kind="recipe" if name == recipe else "--config-name"))
+        elif config_path is not None and name is not recipe:
+            raise _no_name(config_path)
+    settings.apply(command_line)
+    config = build(_resolve(settings), settings)
+    check(config, train_rows_given=train_rows_given)
+    return LoadedConfig(config=config, notices=(*notices(settings), *advice(config, settings)))
+
+
+def _parse(text: str) -> Override | str:
+    """The override, or its text where a path holds characters that the grammar has another use for.
+
+    Raises:
+        ConfigError: it is no ``key=value``.
+    """
+    name, equals, value = text.partition("=")
+    if text.startswith("-"):
+        raise ConfigError(f"{text}: keys are written without dashes, as {text.lstrip('-') if equals else 'key=value'}.")
+    if not equals and not text.startswith("~"):
+        raise ConfigError(f"{text}: a key needs a value, as {text}=true.")
+    # A path may hold '=', '~' or ','; only a quoted value or a list is left to the grammar.
+    takes_text, takes_comma = _takes_text(name, value)
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        if takes_text and (takes_comma or "," not in value):
+            return text
+        quoted = value.strip("'\"")
+        raise ConfigError(
+            f"{text}: this cannot be read ({str(error).splitlines()[0].partition(' expecting')[0]}). Quote the value for "
+            f"Hydra and for the shell: '{name}=\"{quoted}\"'."
+        ) from error
+    if override.is_sweep_override():
+        if takes_comma:
+            return text
+        raise ConfigError(
+            f"{text}: this names several values, and one run has one. A list is written {name}=[{value}], text with a "
+            f"comma '{name}=\"{value}\"'."
+        )
+    return override
+
+
+def _takes_text(name: str, value: str) -> tuple[bool, bool]:
+    """Whether a key takes ``value`` as it stands, and whether also with a comma, which separates items of a list."""
+    leaf = leaves().get(rules.rename(name.lstrip("+")))
+    if leaf is None or not is_text(leaf) or value[:1] in ("", "[", "{", "'", '"'):
+        return False, False
+    return True, leaf.accepts(str)
+
+
+def _settings(text: str, override: Override | str) -> list[Setting]:
+    if isinstance(override, str):
+        name, _, value = override.partition("=")
+        return list(settings_of(name.lstrip("+"), value, value))
+    key = override.key_or_group
+    if override.is_delete():
+        return [Setting(typed=key, key=rules.rename(key), value=None, text=text, delete=True)]
+    return list(settings_of(key, override.value(), text.partition("=")[2]))
+
+
+def _folder(config_path: str | None) -> Path | None:
+    if config_path is None:
+        return None
+    folder = Path(config_path).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-path={config_path}: there is no folder {folder}.")
+    return folder
+
+
+def _is_group(override: Override, folders: Sequence[Path]) -> bool:
+    """Whether the override chooses a YAML file of a config group instead of setting a key."""
+    group = override.get_key_element().split("@")[0].lstrip("+~")
+    if override.is_delete() or not isinstance(override.value(), str):
+        return False
+    homes = [folder / group for folder in folders if (folder / group).is_dir()]
+    if not homes:
+        return False
+    _existing_name(str(override.value()), homes, group)
+    return True
+
+
+def _existing_name(name: str, homes: Sequence[Path], kind: str) -> None:
+    names = sorted({file.stem for home in homes for file in home.glob("*.yaml")})
+    if not any((home / f"{name}.yaml").is_file() for home in homes):
+        close = near(name, names)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{kind}={name}: there is no such file.{hint} There is: {', '.join(names)}.")
+
+
+def _no_name(config_path: str) -> ConfigError:
+    names = sorted(file.stem for file in Path(config_path).expanduser().glob("*.yaml"))
+    return ConfigError(
+        f"--config-path={config_path} needs --config-name. There is: {', '.join(names) or 'no YAML file'}."
+    )
+
+
+def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str) -> list[Setting]:
+    """The settings of a YAML file with its defaults list and the chosen group files."""
+    name = name.removesuffix(".yaml")
+    _existing_name(name, folders, kind)
+    search = f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in (RECIPES, GROUPS))}]"
+    with initialize_config_dir(str(folders[0]), version_base="1.3"):
+        try:
+            try:
+                composed = compose(name, [search, *groups])
+            except HydraException as error:
+                if "Could not override" not in str(error):
+                    raise
+                # A group that the file's defaults list does not name is put on top of the file.
+                composed = compose(name, [search, *(f"+{group}" for group in groups)])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(f"{kind}={name}: the file cannot be composed: {error}") from error
+    values = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(values, dict)
+    return list(settings_of("", values, source=" + ".join([f"{name}.yaml", *groups])))
+
+
+def _resolve(settings: Settings) -> dict[str, Any]:
+    """One value for each key of the tree: set, followed, or the default; ``${...}`` is looked up.
+
+    Raises:
+        ConfigError: a reference to a key or environment variable that does not exist.
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves().items():
+        _insert(tree, path, f"${{{leaf.follows}}}" if leaf.default is None and leaf.follows else leaf.default)
+    for key, setting in {**settings.inert, **settings.by_key}.items():
+        follows = leaves()[key].follows if key in leaves() else None
+        _insert(tree, key, f"${{{follows}}}" if setting.value is None and follows else setting.value)
+    root = OmegaConf.create(tree)
+    values = {}
+    for path in leaves():
+        try:
+            value = OmegaConf.select(root, path, throw_on_resolution_failure=True)
+            values[path] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except (OmegaConfBaseException, ValueError) as error:
+            shown = settings.by_key[path].shown if path in settings.by_key else path
+            raise ConfigError(f"{shown}: the reference cannot be looked up. {str(error).splitlines()[0]}.") from error
+    return values
+
+
+def _insert(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for name in parents:
+        child = tree.get(name)
+        if not isinstance(child, dict):
+            child = tree[name] = {}
+        tree = child
+    tree[last] = value

@@ -1,0 +1,58 @@
+"""Checks of what the configuration names on this machine's disk, before anything heavy starts."""
+
+import os
+from pathlib import Path
+
+from burnish.config.build import shown, value_of
+from burnish.config.trainer import PPOTrainerConfig
+from burnish.utils.errors import ConfigError
+
+
+def check_paths(config: PPOTrainerConfig) -> None:
+    """The model is named, and every file and folder that is named exists.
+
+    Not a part of `load_config`, since a configuration may be composed on another machine than it runs on. Hub names
+    (``org/model``), URLs and patterns are left to who opens them.
+
+    Raises:
+        ConfigError: names the key, the path and where it was looked for.
+    """
+    _check_model(config, "actor_rollout_ref.model.path")
+    if config.critic.enable:
+        _check_model(config, "critic.model.path")
+    for key in ("data.train_files", "data.val_files"):
+        advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
+        for file in value_of(config, key):
+            if not any(character in file for character in "*?[") and not _exists(file):
+                raise ConfigError(f"{shown(config, key)}: there is no file {file}{_where(file)}.{advice}")
+    for key in ("reward.custom_reward_function.path", "data.custom_cls.path", "data.sampler.class_path"):
+        file = value_of(config, key)
+        if file is not None and not _exists(file):
+            raise ConfigError(f"{shown(config, key)}: there is no such file{_where(file)}.")
+    checkpoint = config.trainer.resume_from_path
+    if checkpoint is not None and not _exists(checkpoint):
+        raise ConfigError(f"{shown(config, 'trainer.resume_from_path')}: there is no such folder{_where(checkpoint)}.")
+
+
+def _check_model(config: PPOTrainerConfig, key: str) -> None:
+    path = value_of(config, key)
+    if path is None:
+        raise ConfigError(f"{key} is not set. Name the Hugging Face model to train: a folder, or org/model on the hub.")
+    if Path(path).is_dir():
+        if not (Path(path) / "config.json").is_file():
+            raise ConfigError(f"{shown(config, key)}: the folder has no config.json, so it is no Hugging Face model.")
+        return
+    is_hub_name = not path.startswith((".", "/", "~")) and path.count("/") == 1
+    if not is_hub_name and "://" not in path:
+        raise ConfigError(
+            f"{shown(config, key)}: there is no such folder{_where(path)}, and it is no hub name (org/model)."
+        )
+
+
+def _exists(path: str) -> bool:
+    # "pkg://module" and URLs are opened by others.
+    return "://" in path or Path(path).expanduser().exists()
+
+
+def _where(path: str) -> str:
+    return "" if os.path.isabs(path) else f" (looked in {os.getcwd()})"

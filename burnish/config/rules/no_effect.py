@@ -1,0 +1,136 @@
+"""Keys that are accepted and have no effect here, with the reason that the user is told."""
+
+_MODEL = "actor_rollout_ref.model"
+_ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_FSDP = (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_config")
+
+_PACKED = "sequences are always packed, nothing is computed on padding"
+_FUSED = "log-probs and entropy are always computed in chunks, without the logits of a whole batch"
+_ENGINE = "it tunes an inference engine that is not in use; the native engine needs no such key"
+_OFFLOAD = "parameters and optimizer state stay where they are: offloading does not exist yet"
+_COMPILE = "it changes speed only, and there is nothing compiled yet"
+_MEMORY = "it saves memory only, and does not exist yet"
+_FSDP2 = "FSDP2 has no such setting"
+_FP32 = "masters, gradients and reductions are always float32; `dtype` sets the compute type"
+_ONE_SEED = "trainer.seed decides everything random"
+_PARENT = "the model it belongs to sets it"
+_MULTIMODAL = "images and videos do not exist here yet, prompts are text"
+_DATA = "prompts are always kept as messages and as ids"
+_PROFILER = "profilers do not exist yet"
+_LOSS = "it belongs to a policy loss that does not exist yet"
+_LORA = "it belongs to LoRA, which does not exist yet"
+_AGENT = "it belongs to agents and tools, which do not exist yet"
+_REWARD_MODEL = "it belongs to reward models, which do not exist yet"
+_MANAGER = "the naive reward manager has no such argument"
+
+
+def _table(*groups: tuple[str, tuple[str, ...] | str, str]) -> dict[str, str]:
+    """(reason, sections, names) groups as one mapping from key to reason."""
+    table = {}
+    for reason, prefixes, names in groups:
+        for prefix in (prefixes,) if isinstance(prefixes, str) else prefixes:
+            table.update({f"{prefix}.{name}".lstrip("."): reason for name in names.split()})
+    return table
+
+
+NO_EFFECT = _table(
+    # Model and training engine.
+    (_PACKED, (_MODEL, _ACTOR, "critic.model", "reward.reward_model.model"), "use_remove_padding"),
+    (_FUSED, (_MODEL, _ACTOR, "reward.reward_model.model"), "use_fused_kernels"),
+    (_FUSED, _MODEL, "fused_kernel_options.* use_liger"),
+    (_FUSED, (_ACTOR, _REF, *_FSDP), "entropy_from_logits_with_chunking entropy_checkpointing"),
+    (_FUSED, _ACTOR, "sum_pi_squared_checkpointing"),
+    (_COMPILE, (_ACTOR, _REF, *_FSDP), "use_torch_compile"),
+    (_OFFLOAD, _FSDP, "param_offload optimizer_offload offload_policy"),
+    (_MEMORY, (_MODEL, "critic.model"), "enable_activation_offload tiled_mlp.*"),
+    (_MEMORY, _REF, "tiled_mlp.*"),
+    (_FSDP2, _FSDP, "forward_prefetch use_orig_params wrap_policy.*"),
+    (_FP32, _FSDP, "model_dtype mixed_precision mixed_precision.*"),
+    (_ONE_SEED, _FSDP, "seed"),
+    (_PARENT, _FSDP, "strategy forward_only"),
+    ("files are read where they are", (_MODEL, "critic.model", "data"), "use_shm"),
+    (_LORA, (_MODEL, "critic.model"), "lora_alpha target_modules exclude_modules"),
+    ("text models have no vision tower", _ACTOR, "freeze_vision_tower"),
+    (_LOSS, _ACTOR, "tau_pos tau_neg"),
+    (
+        _LOSS,
+        f"{_ACTOR}.policy_loss",
+        "clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta",
+    ),
+    ("log-probs are cut by rollout.log_prob_use_dynamic_bsz", _ACTOR, "ppo_infer_use_dynamic_bsz"),
+    # Rollout.
+    (
+        _ENGINE,
+        _ROLLOUT,
+        "mode gpu_memory_utilization enforce_eager cudagraph_capture_sizes tensor_model_parallel_size "
+        "data_parallel_size expert_parallel_size pipeline_model_parallel_size enable_chunked_prefill "
+        "enable_prefix_caching scheduling_policy load_format disable_log_stats multi_stage_wake_up skip_tokenizer_init layered_summon "
+        "enable_sleep_mode server.* sglang_engine_mode layer_name_map engine_kwargs engine_kwargs.* "
+        "checkpoint_engine.* quantization_config_file skip_dump_dir limit_images",
+    ),
+    ("the log-probs of sampled tokens are always kept", _ROLLOUT, "calculate_log_probs"),
+    (
+        _AGENT,
+        _ROLLOUT,
+        "multi_turn.max_assistant_turns multi_turn.max_user_turns multi_turn.max_parallel_calls "
+        "multi_turn.max_tool_response_length multi_turn.tool_response_truncate_side "
+        "multi_turn.use_inference_chat_template multi_turn.tokenization_sanity_check_mode multi_turn.format "
+        "agent.num_workers agent.max_concurrent_requests",
+    ),
+    ("tracing does not exist yet", _ROLLOUT, "trace.token2text trace.max_samples_per_step_per_worker"),
+    ("a metrics server does not exist yet", _ROLLOUT, "prometheus.port prometheus.file prometheus.served_model_name"),
+    (
+        "it belongs to multi-token prediction, which does not exist yet",
+        f"{_MODEL}.mtp",
+        "detach_encoder mtp_loss_scaling_factor speculative_algorithm speculative_num_steps speculative_eagle_topk "
+        "speculative_num_draft_tokens method num_speculative_tokens",
+    ),
+    ("it belongs to router replay, which does not exist yet", (_ACTOR, _REF), "router_replay.record_file"),
+    ("it belongs to router replay, which does not exist yet", (_ACTOR, _REF), "router_replay.replay_file"),
+    # Data.
+    (_MULTIMODAL, "data", "image_key video_key image_patch_size return_multi_modal_inputs"),
+    (_DATA, "data", "return_raw_chat return_raw_input_ids return_full_prompt"),
+    ("actor_rollout_ref.model.trust_remote_code decides", "data", "trust_remote_code"),
+    ("prompts are measured in one process", "data", "filter_overlong_prompts_workers"),
+    ("files are read where they are", "data", "cache_dir"),
+    ("it belongs to dynamic sampling, which does not exist yet", "data", "gen_batch_size"),
+    (
+        "it belongs to dynamic sampling, which does not exist yet",
+        "algorithm.filter_groups",
+        "metric max_num_gen_batches",
+    ),
+    (
+        "it belongs to rollout correction, which does not exist yet",
+        "algorithm.rollout_correction",
+        "rollout_is_threshold rollout_rs_threshold loss_type rollout_is_batch_normalize",
+    ),
+    ("it belongs to PF-PPO, which does not exist yet", "algorithm.pf_ppo", "reweight_method weight_pow"),
+    # Rewards.
+    (_MANAGER, "reward", "reward_kwargs reward_kwargs.*"),
+    ("rewards are computed in one process", "reward", "num_workers"),
+    ("a manager is named by reward.reward_manager.name", "reward.reward_manager", "source module.name"),
+    ("a manager is named by reward.reward_manager.name", "reward.reward_model", "reward_loop_source"),
+    ("rewards are computed by the reward manager", "reward.reward_model", "use_reward_loop launch_reward_fn_async"),
+    ("it belongs to a sandbox, which does not exist yet", "reward.sandbox_fusion", "max_concurrent memory_limit_mb"),
+    (
+        _REWARD_MODEL,
+        "reward.reward_model",
+        "enable_resource_pool n_gpus_per_node nnodes strategy micro_batch_size micro_batch_size_per_gpu max_length "
+        "use_dynamic_bsz forward_max_token_len_per_gpu ulysses_sequence_parallel_size model_path model.* rollout.* "
+        "max_concurrent max_rpm max_tpm estimated_tokens_per_request timeout",
+    ),
+    # Trainer.
+    ("metrics of every step are logged", "trainer", "logging_freq"),
+    ("it follows from the mini-batch and the micro-batch size", "trainer", "gradient_accumulation_steps"),
+    ("there is one worker implementation", "trainer", "use_legacy_worker_impl"),
+    ("workers find each other without a register", "trainer", "ray_wait_register_center_timeout"),
+    (
+        _PROFILER,
+        (f"{_ACTOR}.profiler", f"{_REF}.profiler", f"{_ROLLOUT}.profiler", "critic.profiler", "reward.profiler"),
+        "all_ranks ranks save_path tool_config.*",
+    ),
+    (_PROFILER, "reward.reward_model.profiler", "tool all_ranks ranks save_path tool_config.*"),
+    (_PROFILER, "global_profiler", "steps profile_continuous_steps save_path global_tool_config.*"),
+)

@@ -1,0 +1,175 @@
+"""Keys that ask for what does not exist: refused, unless they are set to the value that asks for nothing."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_MODEL = "actor_rollout_ref.model"
+_ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_FSDP = (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_config")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why a key is refused.
+
+    Attributes:
+        harmless: the values that ask for nothing; they are accepted.
+        reason: a clause that ends the sentence "... is refused: ".
+    """
+
+    harmless: tuple[Any, ...]
+    reason: str
+
+    def allows(self, value: Any) -> bool:
+        """Whether ``value`` asks for nothing; "False" in quotes is false, "none" is null."""
+        return _plain(value) in [_plain(harmless) for harmless in self.harmless]
+
+    def nearest(self, value: Any) -> Any:
+        """The harmless value of the kind of ``value``, if there is one."""
+        same_kind = [harmless for harmless in self.harmless if type(harmless) is type(value)]
+        return (same_kind or list(self.harmless))[0]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        word = value.lower()
+        return {"false": False, "true": True, "none": None, "null": None}.get(word, word)
+    return value
+
+
+def _yet(what: str, *harmless: Any) -> Refusal:
+    return Refusal(harmless=harmless or (None, False), reason=f"{what} not exist in burnish yet")
+
+
+_SEQUENCE_PARALLEL = _yet("sequence parallelism does", 1, None)
+_TOOLS = _yet("agents and tools do")
+_MULTI_TURN = _yet("agents and tools do", False)
+_LORA = _yet("LoRA does", 0, None)
+_MTP = _yet("multi-token prediction does", False)
+_PROFILER = _yet("profilers do", None, False)
+_PF_PPO = _yet("PF-PPO does")
+_OPTIMIZER = "AdamW is the one optimizer; set its keys directly (lr, betas, weight_decay, clip_grad)"
+
+REFUSED: dict[str, Refusal] = {
+    # Algorithm.
+    "algorithm.use_pf_ppo": _PF_PPO,
+    "algorithm.filter_groups.enable": _yet("dynamic sampling does"),
+    "algorithm.rollout_correction.rollout_is": _yet("rollout correction does"),
+    "algorithm.rollout_correction.rollout_rs": _yet("rollout correction does"),
+    "algorithm.rollout_correction.bypass_mode": _yet("the bypass of old log-probs does"),
+    "algorithm.gdpo_reward_keys": _yet("GDPO does"),
+    "algorithm.gdpo_reward_weights": _yet("GDPO does"),
+    # Model.
+    "actor_rollout_ref.hybrid_engine": Refusal(
+        harmless=(True, None), reason="the policy is trained and generates in the same workers"
+    ),
+    f"{_MODEL}.hf_config_path": Refusal(
+        harmless=(None,), reason="a model's configuration lies beside it; model.override_config replaces entries"
+    ),
+    f"{_MODEL}.lora_rank": _LORA,
+    "critic.model.lora_rank": _LORA,
+    f"{_MODEL}.lora_adapter_path": _LORA,
+    f"{_MODEL}.lora.*": Refusal(harmless=(0, None, False), reason="LoRA does not exist in burnish yet"),
+    f"{_MODEL}.mtp.enable": _MTP,
+    f"{_MODEL}.mtp.enable_train": _MTP,
+    f"{_MODEL}.mtp.enable_rollout": _MTP,
+    # Actor, reference, critic.
+    f"{_ACTOR}.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL,
+    f"{_REF}.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL,
+    "critic.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL,
+    **{f"{fsdp}.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL for fsdp in _FSDP},
+    **{
+        f"{fsdp}.full_determinism": Refusal(
+            harmless=(False, None),
+            reason="runs on a CPU are deterministic without it, and for a GPU it does not exist yet",
+        )
+        for fsdp in _FSDP
+    },
+    f"{_ACTOR}.use_rollout_log_probs": _yet("the bypass of old log-probs does"),
+    f"{_ACTOR}.calculate_sum_pi_squared": _yet("the optimal token baseline does"),
+    f"{_ACTOR}.use_prefix_grouper": _yet("sharing the prompt among the samples of a group in training does"),
+    f"{_ACTOR}.micro_batch": Refusal(
+        harmless=(None,),
+        reason="finding the micro-batch from the memory does not exist yet; set ppo_micro_batch_size_per_gpu",
+    ),
+    f"{_REF}.model.path": _yet("a reference of another model does"),
+    **{f"{model}.router_replay.mode": _yet("router replay does", "disabled", None) for model in (_ACTOR, _REF)},
+    **{f"{model}.checkpoint.async_save": _yet("saving in the background does") for model in (_ACTOR, "critic")},
+    **{
+        f"{model}.optim.{name}": Refusal(harmless=harmless, reason=_OPTIMIZER)
+        for model in (_ACTOR, "critic")
+        for name, harmless in (("optimizer_impl", ("torch.optim", None)), ("override_optimizer_config", (None, {})))
+    },
+    f"{_ACTOR}.megatron.*": _yet("Megatron does"),
+    f"{_REF}.megatron.*": _yet("Megatron does"),
+    "critic.megatron.*": _yet("Megatron does"),
+    # Rollout.
+    f"{_ROLLOUT}.logprobs_mode": Refusal(
+        harmless=("processed_logprobs", None), reason="log-probs are always those of softmax(logits / temperature)"
+    ),
+    f"{_ROLLOUT}.over_sample_rate": _yet("over-sampling does", 0, None),
+    f"{_ROLLOUT}.skip_rollout": _yet("replaying rollouts does"),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": _yet("router replay does"),
+    f"{_ROLLOUT}.quantization": _yet("quantised rollouts do"),
+    f"{_ROLLOUT}.mtp": _yet("multi-token prediction does"),
+    f"{_ROLLOUT}.repetition_penalty": Refusal(
+        harmless=(1, 1.0, None), reason="it changes the distribution that is sampled, which no log-prob would know"
+    ),
+    f"{_ROLLOUT}.custom": _yet("custom rollout settings do", None, {}),
+    f"{_ROLLOUT}.multi_turn.enable": _MULTI_TURN,
+    f"{_ROLLOUT}.multi_turn.tool_config_path": _TOOLS,
+    f"{_ROLLOUT}.multi_turn.interaction_config_path": _TOOLS,
+    f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": _TOOLS,
+    f"{_ROLLOUT}.agent.default_agent_loop": _yet("agents and tools do", "single_turn_agent", None),
+    f"{_ROLLOUT}.agent.agent_loop_config_path": _TOOLS,
+    f"{_ROLLOUT}.agent.agent_loop_manager_class": _TOOLS,
+    f"{_ROLLOUT}.agent.custom_async_server.path": _TOOLS,
+    f"{_ROLLOUT}.agent.custom_async_server.name": _TOOLS,
+    f"{_ROLLOUT}.trace.backend": _yet("tracing does"),
+    f"{_ROLLOUT}.prometheus.enable": _yet("a metrics server does"),
+    # Data.
+    "data.tool_config_path": _TOOLS,
+    "data.need_tools_kwargs": _TOOLS,
+    "data.chat_template_func": Refusal(
+        harmless=(None,), reason="a chat template is given by actor_rollout_ref.model.custom_chat_template"
+    ),
+    "data.filter_prompts": Refusal(
+        harmless=(None, True, False), reason="over-long prompts are filtered by data.filter_overlong_prompts"
+    ),
+    "data.datagen.path": _yet("generating data in the run does"),
+    "data.datagen.name": _yet("generating data in the run does"),
+    # Rewards.
+    "reward.reward_model.enable": _yet("reward models do"),
+    "reward.reward_model.reward_loop_module_path": Refusal(
+        harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
+    ),
+    "reward.reward_model.reward_loop_class_name": Refusal(
+        harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
+    ),
+    "reward.reward_manager.module.path": Refusal(
+        harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
+    ),
+    "reward.reward_kwargs.overlong_buffer_cfg.enable": _yet("DAPO's over-long shaping does"),
+    "reward.sandbox_fusion.url": _yet("a sandbox does"),
+    "reward.timeout": _yet("a time limit for rewards does"),
+    # Trainer.
+    "trainer.default_hdfs_dir": _yet("checkpoints on a remote file system do"),
+    "trainer.del_local_ckpt_after_load": _yet("deleting a checkpoint after loading does"),
+    "trainer.remove_previous_ckpt_in_save": Refusal(
+        harmless=(False, None), reason="trainer.max_actor_ckpt_to_keep=1 keeps the newest checkpoint only"
+    ),
+    "trainer.esi_redundant_time": _yet("saving before an instance expires does", 0, None),
+    "trainer.wandb_proxy": Refusal(harmless=(None,), reason="a proxy is set by the environment variable HTTPS_PROXY"),
+    "trainer.max_restarts": _yet("restarting a failed worker does", 0, None),
+    "trainer.replay_rollouts": _yet("replaying rollouts does"),
+    **{
+        f"{model}.profiler.{name}": _PROFILER
+        for model in (_ACTOR, _REF, _ROLLOUT, "critic", "reward")
+        for name in ("enable", "tool")
+    },
+    "reward.reward_model.profiler.enable": _PROFILER,
+    "global_profiler.tool": _PROFILER,
+    "transfer_queue.enable": _yet("a transfer queue does"),
+}

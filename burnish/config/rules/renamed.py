@@ -1,0 +1,69 @@
+"""Other names of keys: older ones, and those that guides use."""
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+# Tried from the top, again and again until nothing matches.
+RENAMED = {
+    # Sections.
+    "custom_reward_function.*": "reward.custom_reward_function.*",
+    "reward_manager.*": "reward.reward_manager.*",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_kwargs.*": "reward.reward_kwargs.*",
+    "reward_model.sandbox_fusion.*": "reward.sandbox_fusion.*",
+    "reward_model.num_workers": "reward.num_workers",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.*": "reward.reward_model.*",
+    "ray_init.*": "ray_kwargs.ray_init.*",
+    "critic.fsdp.*": "critic.model.fsdp_config.*",
+    "critic.fsdp_config.*": "critic.model.fsdp_config.*",
+    f"{_ACTOR}.fsdp.*": f"{_ACTOR}.fsdp_config.*",
+    "actor_rollout_ref.ref.fsdp.*": "actor_rollout_ref.ref.fsdp_config.*",
+    # Gradient clipping.
+    "max_grad_norm": f"{_ACTOR}.optim.clip_grad",
+    "trainer.max_grad_norm": f"{_ACTOR}.optim.clip_grad",
+    f"{_ACTOR}.grad_clip": f"{_ACTOR}.optim.clip_grad",
+    f"{_ACTOR}.max_grad_norm": f"{_ACTOR}.optim.clip_grad",
+    "critic.grad_clip": "critic.optim.clip_grad",
+    "critic.max_grad_norm": "critic.optim.clip_grad",
+    **{
+        f"{model}.optim.{old}": f"{model}.optim.{new}"
+        for model in (_ACTOR, "critic")
+        for old, new in (
+            ("grad_clip", "clip_grad"),
+            ("max_grad_norm", "clip_grad"),
+            ("warmup_steps", "lr_warmup_steps"),
+            ("warmup_steps_ratio", "lr_warmup_steps_ratio"),
+            ("warmup_style", "lr_scheduler_type"),
+        )
+    },
+    # Single keys.
+    f"{_ACTOR}.rollout_n": f"{_ROLLOUT}.n",
+    "actor_rollout_ref.ref.rollout_n": f"{_ROLLOUT}.n",
+    "critic.rollout_n": f"{_ROLLOUT}.n",
+    f"{_ROLLOUT}.max_new_tokens": f"{_ROLLOUT}.response_length",
+    f"{_ACTOR}.ppo_infer_micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    f"{_ACTOR}.ppo_infer_max_token_len_per_gpu": f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+    "data.tokenizer": "actor_rollout_ref.model.tokenizer_path",
+    "trainer.val_freq": "trainer.test_freq",
+    "trainer.micro_batch_size": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+}
+
+# Counted over all workers in older scripts; here they count for each worker.
+GLOBAL_MICRO_BATCHES = {
+    f"{_ACTOR}.ppo_micro_batch_size": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+    f"{_ROLLOUT}.log_prob_micro_batch_size": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "critic.ppo_micro_batch_size": "critic.ppo_micro_batch_size_per_gpu",
+    "critic.forward_micro_batch_size": "critic.forward_micro_batch_size_per_gpu",
+}
+
+
+def rename(key: str) -> str:
+    """The name that ``key`` has in the tree (its own, where it has no other)."""
+    for old, new in RENAMED.items():
+        if key == old:
+            return rename(new)
+        if old.endswith(".*") and (key.startswith(old[:-1]) or key == old[:-2]):
+            return rename(new[:-2] + key[len(old) - 2 :])
+    return key

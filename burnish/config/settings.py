@@ -1,0 +1,190 @@
+"""What the user set, key by key: names brought to the tree's, and judged by the rules before anything else happens."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from burnish.config import rules
+from burnish.config.schema import Leaf, leaves, sections
+from burnish.config.values import likeness, show
+from burnish.utils.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One key with its value.
+
+    Attributes:
+        typed: the key as the user wrote it.
+        key: its name in the tree, or below one of the tree's open dictionaries.
+        value: as the parser or YAML gave it.
+        text: the value as typed.
+        source: the file it comes from; empty for the command line.
+        delete: it takes back what was set before (``~key``).
+    """
+
+    typed: str
+    key: str
+    value: Any
+    text: str
+    source: str = ""
+    delete: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Key and value as typed, for messages."""
+        assignment = f"~{self.typed}" if self.delete else f"{self.typed}={self.text}"
+        return assignment + (f" (in {self.source})" if self.source else "")
+
+
+def settings_of(key: str, value: Any, text: str | None = None, source: str = "") -> Iterator[Setting]:
+    """One setting for each key below ``key``; open dictionaries of the tree are set entry by entry."""
+    tree_key = rules.rename(key) if key else ""
+    if isinstance(value, Mapping) and (value or tree_key in sections() or not key):
+        for name, entry in value.items():
+            yield from settings_of(f"{key}.{name}" if key else str(name), entry, source=source)
+    else:
+        yield Setting(typed=key, key=tree_key, value=value, text=show(value) if text is None else text, source=source)
+
+
+@dataclass
+class Settings:
+    """The settings that count, after the rules.
+
+    Attributes:
+        by_key: the last setting of each key of the tree (or entry of an open dictionary).
+        global_micro_batches: settings of micro-batch sizes that count over all workers.
+        inert: accepted settings of keys that the tree does not have.
+    """
+
+    by_key: dict[str, Setting] = field(default_factory=dict)
+    global_micro_batches: dict[str, Setting] = field(default_factory=dict)
+    inert: dict[str, Setting] = field(default_factory=dict)
+
+    def apply(self, layer: list[Setting]) -> None:
+        """Puts a layer (a file, or the command line) over what was set before.
+
+        Raises:
+            ConfigError: an unknown key, a refused one, or two names of one key with different values.
+        """
+        in_layer: dict[str, Setting] = {}
+        for setting in layer:
+            if setting.delete:
+                self._delete(setting)
+                continue
+            judged = judge(setting)
+            if judged is None:
+                self.inert[setting.key] = setting
+                continue
+            other = in_layer.get(judged.key)
+            if other is not None and other.typed != judged.typed and other.value != judged.value:
+                raise ConfigError(
+                    f"{other.shown} and {judged.shown} are two names of {judged.key} and differ. Set one of them."
+                )
+            in_layer[judged.key] = judged
+            if judged.key in rules.GLOBAL_MICRO_BATCHES:
+                self.global_micro_batches[judged.key] = judged
+            else:
+                self.by_key[judged.key] = judged
+
+    def _delete(self, setting: Setting) -> None:
+        known = setting.key in sections() or setting.key in leaves() or open_dict(setting.key) is not None
+        if not known and rules.lookup(setting.key, {**rules.NO_EFFECT, **rules.REFUSED}) is None:
+            raise unknown_key(setting)
+        for table in (self.by_key, self.global_micro_batches, self.inert):
+            for key in [key for key in table if key == setting.key or key.startswith(f"{setting.key}.")]:
+                del table[key]
+
+    def shown(self, key: str, value: Any) -> str:
+        """``key=value`` as the user typed it, or as the default that it is."""
+        setting = self.by_key.get(key)
+        return setting.shown if setting is not None else f"{key}={show(value)} (the default)"
+
+
+def judge(setting: Setting) -> Setting | None:
+    """The setting as the tree takes it; None where the tree has no such key and needs none.
+
+    Raises:
+        ConfigError: the key is unknown, refused, or a section that is given a plain value.
+    """
+    key = setting.key
+    if key in sections():
+        return _judge_section(setting)
+    refusal = rules.lookup(key, rules.REFUSED)
+    if isinstance(refusal, rules.Refusal) and not refusal.allows(setting.value) and not is_interpolation(setting.value):
+        harmless = show(refusal.nearest(setting.value))
+        raise ConfigError(f"{setting.shown} is refused: {refusal.reason}. Leave it out, or set {harmless}.")
+    if key in leaves() or key in rules.GLOBAL_MICRO_BATCHES or open_dict(key) is not None:
+        # Older names have null where the key of today has another way to say "not set".
+        renamed_null = setting.value is None and setting.typed != key and key in leaves() and not leaves()[key].nullable
+        return None if renamed_null else setting
+    if refusal is None and rules.lookup(key, rules.NO_EFFECT) is None:
+        raise unknown_key(setting)
+    return None
+
+
+def _judge_section(setting: Setting) -> Setting | None:
+    if setting.value is None:
+        if setting.key == "critic":
+            return replace(setting, key="critic.enable", value=False)
+        return None
+    depth = setting.key.count(".") + 1
+    below = dict.fromkeys(key.split(".")[depth] for key in leaves() if key.startswith(f"{setting.key}."))
+    raise ConfigError(f"{setting.shown}: {setting.typed} is a section, not a key. Below it are: {', '.join(below)}.")
+
+
+def is_interpolation(value: Any) -> bool:
+    """Whether a value is still to be looked up (``${...}``)."""
+    return isinstance(value, str) and "${" in value
+
+
+def open_dict(key: str) -> Leaf | None:
+    """The key of the tree whose dictionary ``key`` is an entry of, such as ``ray_kwargs.ray_init``."""
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        leaf = leaves().get(".".join(parts[:length]))
+        if leaf is not None:
+            return leaf if leaf.accepts(dict) else None
+    return None
+
+
+def unknown_key(setting: Setting) -> ConfigError:
+    """The error for a key that nobody knows, with the keys that were probably meant."""
+    message = f"{setting.shown}: there is no key {setting.typed}."
+    suggestions = suggest(setting.typed)
+    if suggestions:
+        message += f" Did you mean {' or '.join(suggestions)}?"
+    else:
+        message += " docs/config.md lists all keys."
+    if setting.typed.startswith("algorithm."):
+        message += " Keys of your own estimator go below algorithm.custom."
+    return ConfigError(message)
+
+
+def suggest(typed: str) -> list[str]:
+    """Up to three known keys that look like ``typed``; the last word counts most, as sections are often left out."""
+    last = typed.rpartition(".")[2]
+    scores = {}
+    for key in [*leaves(), *rules.known_names()]:
+        by_word = likeness(last, key.rpartition(".")[2])
+        if by_word >= 0.65:
+            scores[key] = 0.7 * by_word + 0.3 * likeness(typed, key)
+    best = sorted(scores, key=lambda key: scores[key], reverse=True)[:3]
+    return [key for key in best if scores[key] > 0.6 and scores[key] > scores[best[0]] - 0.04]
+
+
+def notices(settings: Settings) -> list[str]:
+    """What the user is told about keys that go by other names or have no effect, one sentence for each reason."""
+    told = []
+    kept = settings.by_key.values()
+    renamed = [f"{s.typed} is {s.key}" for s in kept if s.typed != s.key and s.value is not None]
+    if renamed:
+        told.append(f"Renamed keys, applied: {', '.join(renamed)}.")
+    by_reason: dict[str, list[str]] = {}
+    for setting in [*settings.inert.values(), *kept]:
+        reason = rules.lookup(setting.key, rules.NO_EFFECT)
+        is_default = setting.key in leaves() and setting.value == leaves()[setting.key].default
+        if isinstance(reason, str) and not is_default:
+            by_reason.setdefault(reason, []).append(f"{setting.typed}={setting.text}")
+    told += [f"No effect here: {', '.join(keys)}. The reason: {reason}." for reason, keys in by_reason.items()]
+    return told

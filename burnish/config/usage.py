@@ -1,0 +1,79 @@
+"""Which keys a run reads, so that a key that was set and read by nothing is told at its end.
+
+`track` gives each section of a configuration a class that notes its reads; code that uses the configuration sees no
+difference. Reads by this package and by `dataclasses` (copies, comparisons) do not count.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from burnish.config import rules
+from burnish.config.schema import key_fields, leaves, walk
+from burnish.config.section import Section
+from burnish.config.trainer import PPOTrainerConfig
+
+_not_counted = ("burnish.config", "dataclasses", "copy", "copyreg")
+_reads: set[str] = set()
+
+
+def track(config: PPOTrainerConfig) -> PPOTrainerConfig:
+    """Starts to note which keys of ``config`` this process reads, afresh; returns the same object."""
+    _reads.clear()
+    for prefix, section in list(walk(config)):
+        if not hasattr(type(section), "untracked_class"):
+            section.__class__ = _tracked(type(section), prefix)  # type: ignore[assignment]
+    return config
+
+
+def mark_read(keys: Iterable[str]) -> None:
+    """Counts keys as read here that another process read, or that are honoured without being read."""
+    _reads.update(keys)
+
+
+def reads() -> frozenset[str]:
+    """The keys that were read in this process since `track`, to be handed to `mark_read` of another."""
+    return frozenset(_reads)
+
+
+def unread(config: PPOTrainerConfig) -> list[str]:
+    """Keys that the user set and that nothing has read, under their names in the tree.
+
+    Keys that were said to have no effect, and those of a critic that does not exist, are left out: that is told already.
+    """
+    told = {key for key in config.set_keys if rules.lookup(key, rules.NO_EFFECT) is not None}
+    if not config.critic.enable:
+        told |= {key for key in config.set_keys if key.startswith("critic.")}
+    # What is followed is read through the keys that follow it.
+    through = {leaf.follows for leaf in leaves().values() if leaf.path in _reads}
+    return sorted(set(config.set_keys) - told - _reads - through)
+
+
+def _tracked(cls: type[Section], prefix: str) -> type[Section]:
+    """A class like ``cls`` for the section called ``prefix``, of the same layout: an object can change to it."""
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = {field.name: f"{prefix}.{field.name}".lstrip(".") for field in key_fields(cls)}
+
+    def __getattribute__(self: Section, name: str) -> Any:
+        if name in names and not sys._getframe(1).f_globals.get("__name__", "").startswith(_not_counted):
+            _reads.add(names[name])
+        return object.__getattribute__(self, name)
+
+    def __reduce_ex__(self: Section, protocol: Any) -> Any:
+        # Another process gets the plain class: what is read there is noted there.
+        return _restore, (cls, {name: object.__getattribute__(self, name) for name in fields})
+
+    members = {
+        "__slots__": (),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__getattribute__": __getattribute__,
+        "__reduce_ex__": __reduce_ex__,
+        "untracked_class": cls,
+    }
+    return type(cls.__name__, (cls,), members)
+
+
+def _restore(cls: type[Section], values: dict[str, Any]) -> Section:
+    return cls(**values)

@@ -1,0 +1,85 @@
+"""The few collective operations an engine needs, doing nothing on one rank."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Gradients are all-reduced in buckets of this many elements: large enough for bandwidth, small beside the model.
+_BUCKET_ELEMENTS = 1 << 25
+
+
+def world_size() -> int:
+    """Ranks that train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process among them."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Waits for all ranks."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_reduce_numbers(numbers: list[float], op: str, device: torch.device) -> list[float]:
+    """Element-wise "sum" or "max" of Python numbers over the ranks, exact for counts below 2^53."""
+    if world_size() == 1 or not numbers:
+        return numbers
+    # An accelerator's backend cannot reduce CPU tensors.
+    tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
+    return tensor.tolist()
+
+
+def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics of the whole step from each rank's share: sums, but maximum and minimum for names that end so.
+
+    Ranks may know different names: a rank whose rows all pad the dispatch has none.
+    """
+    if world_size() == 1:
+        return metrics
+    shares: list[dict[str, float]] = [{}] * world_size()
+    dist.all_gather_object(shares, metrics)
+    merged: dict[str, float] = {}
+    for share in shares:
+        for name, value in share.items():
+            merged[name] = combine(name, merged[name], value) if name in merged else value
+    return merged
+
+
+def combine(name: str, a: float, b: float) -> float:
+    """Two shares of the metric ``name`` as one."""
+    if name.endswith("_max"):
+        return max(a, b)
+    if name.endswith("_min"):
+        return min(a, b)
+    return a + b
+
+
+def average_(tensors: Iterable[Tensor]) -> None:
+    """Replaces each tensor by its mean over the ranks, bucket by bucket."""
+    if world_size() == 1:
+        return
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.numel() > _BUCKET_ELEMENTS or tensor.dtype != bucket[0].dtype):
+            _average_bucket(bucket)
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        _average_bucket(bucket)
+
+
+def _average_bucket(bucket: list[Tensor]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for tensor, mean in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(mean.view_as(tensor))

@@ -1,0 +1,46 @@
+"""The rollout engine of a trained model."""
+
+import copy
+from typing import Any, Protocol
+
+import torch
+
+from burnish.config import ActorRolloutRefConfig
+from burnish.model.load import build_causal_lm
+from burnish.rollout.base import BaseRollout, get_rollout_cls
+
+
+class TrainedPolicy(Protocol):
+    """What a rollout needs to know of the engine that trains the policy."""
+
+    @property
+    def module(self) -> Any:
+        """``module.model`` is the Hugging Face causal LM."""
+        ...
+
+    @property
+    def shares_storage(self) -> bool:
+        """Whether the parameters of ``module.model`` are whole and stay at their addresses."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype it computes in."""
+        ...
+
+
+def build_rollout(policy: TrainedPolicy, config: ActorRolloutRefConfig, device: torch.device | str) -> BaseRollout:
+    """The engine ``rollout.name``, on the policy's own weights where their layout and ``rollout.dtype`` allow it.
+
+    Otherwise it gets a second model of the same configuration, with random weights until ``update_weights`` fills it.
+
+    Raises:
+        ConfigError: there is no engine of that name.
+    """
+    rollout = config.rollout
+    engine_cls: Any = get_rollout_cls(rollout.name)
+    dtype = policy.dtype if rollout.dtype == "auto" else getattr(torch, rollout.dtype)
+    if policy.shares_storage and dtype == policy.dtype:
+        return engine_cls(policy.module.model, rollout, shares_storage=True, device=device)
+    model = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype).to(device=torch.device(device))  # type: ignore[arg-type]
+    return engine_cls(model, rollout, shares_storage=False, device=device)

@@ -1,0 +1,197 @@
+"""A call on the processes of a group: waits for it, and names who failed, where and why."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from burnish.single_controller.futures import RankFuture
+from burnish.single_controller.ray.host import ProcessInfo
+from burnish.utils.errors import WorkerError
+
+# When a process dies, its peers' collectives fail too, and their errors may arrive first.
+_SECONDS_FOR_OTHER_FAILURES = 2.0
+
+
+@dataclass
+class Processes:
+    """The actors of a group, shared by the groups of all roles in them."""
+
+    actors: list[ActorHandle]
+    infos: list[ProcessInfo] = field(default_factory=list)
+    failure: WorkerError | None = None
+    closed: bool = False
+
+    def describe(self, rank: int) -> str:
+        """Rank, node and process id, as far as they are known."""
+        where = f" ({self.infos[rank]})" if rank < len(self.infos) else ""
+        return f"rank {rank} of {len(self.actors)}{where}"
+
+    def kill(self) -> None:
+        """Ends all processes at once. May be called again."""
+        self.closed = True
+        if ray.is_initialized():
+            for actor in self.actors:
+                ray.kill(actor, no_restart=True)
+
+
+class PendingCall:
+    """A method that runs on ranks 0, 1, ... of a group.
+
+    Args:
+        name: what messages call the group.
+        stage: the method.
+        refs: the result of each rank.
+        timeout: seconds that waiting for the results may take; without limit if None.
+        timeout_key: what sets ``timeout``, for the message.
+        upstream: the calls whose results are arguments of this one.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        name: str,
+        stage: str,
+        refs: Sequence[ObjectRef],
+        timeout: float | None = None,
+        timeout_key: str = "trainer.stage_timeout",
+        upstream: Sequence["PendingCall"] = (),
+    ) -> None:
+        self.refs = list(refs)
+        self._processes = processes
+        self._name = name
+        self._stage = stage
+        self._timeout = timeout
+        self._timeout_key = timeout_key
+        self._upstream = upstream
+        self._results: list | None = None
+
+    def results(self) -> list:
+        """Waits for every rank, but not when one has failed: then the whole group is ended.
+
+        Raises:
+            WorkerError: a rank raised, died or did not answer in time; the cause is chained.
+        """
+        if self._results is None:
+            self._results = self._wait()
+        return self._results
+
+    def _wait(self) -> list:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        results: dict[ObjectRef, Any] = {}
+        pending = self.refs
+        while pending:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, pending = ray.wait(pending, num_returns=1, timeout=remaining)
+            if not done:
+                self._fail_late(pending)
+            for ref in done:
+                try:
+                    results[ref] = ray.get(ref)
+                except RayError as error:
+                    self._fail(ref, error, pending)
+        return [results[ref] for ref in self.refs]
+
+    def _fail(self, ref: ObjectRef, error: RayError, pending: list[ObjectRef]) -> NoReturn:
+        """Ends the group and raises the failure that explains the others: a death before an exception."""
+        failures = {ref: error}
+        if pending and not isinstance(error, RayActorError):
+            done, _ = ray.wait(pending, num_returns=len(pending), timeout=_SECONDS_FOR_OTHER_FAILURES)
+            failures |= self._failures(done)
+        first = next((ref for ref, error in failures.items() if isinstance(error, RayActorError)), ref)
+        for call in self._upstream:
+            call.raise_if_failed()
+        others = [self.refs.index(other) for other in failures if other is not first]
+        also = (
+            f" (Also failed, perhaps for that reason: ranks {', '.join(map(str, sorted(others)))}.)" if others else ""
+        )
+        self._raise(f"{self._explain(first, failures[first])}{also}", failures[first])
+
+    def _fail_late(self, pending: list[ObjectRef]) -> NoReturn:
+        for call in self._upstream:
+            call.raise_if_failed()
+            call.raise_if_unfinished()
+        silent = "; ".join(self._processes.describe(self.refs.index(ref)) for ref in pending)
+        self._raise(
+            f"{self._name} did not finish {self._stage} within {self._timeout:g} s ({self._timeout_key}). "
+            f"No answer from: {silent}.",
+            None,
+        )
+
+    def raise_if_failed(self) -> None:
+        """Raises the call's failure if there is one by now; does not wait."""
+        done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
+        for ref, error in self._failures(done).items():
+            self._raise(self._explain(ref, error), error)
+
+    def raise_if_unfinished(self) -> None:
+        """Raises if a rank has not answered yet; does not wait."""
+        _, pending = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
+        if pending:
+            self._fail_late(pending)
+
+    def _failures(self, done: list[ObjectRef]) -> dict[ObjectRef, RayError]:
+        failures = {}
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError as error:
+                failures[ref] = error
+        return failures
+
+    def _explain(self, ref: ObjectRef, error: RayError) -> str:
+        who = f"{self._name} {self._processes.describe(self.refs.index(ref))}"
+        if isinstance(error, RayActorError):
+            return f"{who} died in {self._stage}: {_flat(str(error))}"
+        cause = _cause(error)
+        return f"{who} failed in {self._stage}: {type(cause).__name__}: {cause}"
+
+    def _raise(self, message: str, error: RayError | None) -> NoReturn:
+        failure, cause = WorkerError(message), _cause(error) if error is not None else None
+        if isinstance(error, RayTaskError) and cause is not None:
+            cause.add_note(f"In the worker's process:\n{error.traceback_str}")
+        self._processes.failure = failure
+        self._processes.kill()
+        raise failure from cause
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cause(error: RayError) -> BaseException:
+    """The exception that the worker raised, or else Ray's own."""
+    cause = getattr(error, "cause", None)
+    if not isinstance(error, RayTaskError) or not isinstance(cause, BaseException):
+        return error
+    return cause
+
+
+class RayFuture(RankFuture):
+    """The result of one rank of a :class:`PendingCall`. On another process it is the bare object reference."""
+
+    def __init__(self, call: PendingCall, rank: int) -> None:
+        self.call = call
+        self._rank = rank
+
+    def get(self) -> Any:
+        """Waits for the whole call, so that a rank that hangs since another failed is noticed."""
+        return self.call.results()[self._rank]
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return _RemoteFuture, (self.call.refs[self._rank],)
+
+
+class _RemoteFuture(RankFuture):
+    """A :class:`RayFuture` in the process of another worker."""
+
+    def __init__(self, ref: ObjectRef) -> None:
+        self._ref = ref
+
+    def get(self) -> Any:
+        return ray.get(self._ref)

@@ -1,0 +1,96 @@
+"""Sharing out sequences so that every rank, or every micro-batch, has a like number of tokens."""
+
+import heapq
+from collections.abc import Sequence
+
+from burnish.utils.batch_error import BatchError
+
+_Part = tuple[int, int, tuple[int, ...]]  # sum of lengths, number of items, indices
+
+
+def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """Cuts the sequences into ``k_partitions`` parts whose sums of lengths are nearly equal.
+
+    The largest differencing method of Karmarkar and Karp (1982) in its k-way form; with ``equal_size`` its balanced
+    form, which starts from groups of ``k_partitions`` neighbours in order of length. Ties are broken by index, so that
+    the result is a function of the arguments.
+
+    Args:
+        seqlen_list: length of each sequence, in tokens (or any cost).
+        k_partitions: number of parts.
+        equal_size: whether every part must hold the same number of sequences.
+
+    Returns:
+        Indices of each part in ascending order; no part is empty.
+
+    Raises:
+        BatchError: fewer sequences than parts, or, with ``equal_size``, a number of them that does not divide.
+    """
+    _check_lengths(seqlen_list)
+    num = len(seqlen_list)
+    if not 1 <= k_partitions <= num:
+        raise BatchError(f"{num} sequences cannot be shared out to {k_partitions} parts, each with at least one.")
+    if equal_size and num % k_partitions:
+        raise BatchError(f"{num} sequences cannot be shared out to {k_partitions} parts of equal size.")
+    items: list[_Part] = [(int(length), 1, (index,)) for index, length in enumerate(seqlen_list)]
+    items.sort(key=_largest_first)
+    per_state = k_partitions if equal_size else 1
+    empty: list[_Part] = [(0, 0, ())] * (k_partitions - per_state)
+    states = [items[start : start + per_state] + empty for start in range(0, num, per_state)]
+    # The serial number breaks ties between states of equal spread.
+    heap = [(state[-1][0] - state[0][0], serial, state) for serial, state in enumerate(states)]
+    heapq.heapify(heap)
+    for serial in range(len(states), 2 * len(states) - 1):
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        merged = [
+            (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+            for one, other in zip(first, reversed(second), strict=True)
+        ]
+        merged.sort(key=_largest_first)
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
+    return [sorted(indices) for _, _, indices in heap[0][2]]
+
+
+def first_fit_decreasing(lengths: Sequence[int], bound: int) -> list[list[int]]:
+    """Packs the sequences into few bins, none of which holds more than ``bound``.
+
+    Longest first, each into the first bin with room (at most 11/9 of the fewest bins possible, plus 1).
+
+    Args:
+        lengths: length of each sequence, in tokens.
+        bound: the most tokens of a bin; never exceeded.
+
+    Returns:
+        Indices of each bin in ascending order.
+
+    Raises:
+        BatchError: a sequence is longer than ``bound``.
+    """
+    _check_lengths(lengths)
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = int(lengths[index])
+        if length > bound:
+            raise BatchError(
+                f"Sequence {index} has {length} tokens, more than the bound of {bound} for all that go together."
+            )
+        slot = next((number for number, free in enumerate(room) if free >= length), None)
+        if slot is None:
+            slot = len(bins)
+            bins.append([])
+            room.append(bound)
+        bins[slot].append(index)
+        room[slot] -= length
+    return [sorted(indices) for indices in bins]
+
+
+def _largest_first(part: _Part) -> tuple:
+    return -part[0], -part[1], part[2]
+
+
+def _check_lengths(lengths: Sequence[int]) -> None:
+    for index, length in enumerate(lengths):
+        if length < 0:
+            raise BatchError(f"Sequence {index} has the length {length}; lengths are not negative.")

@@ -1,0 +1,217 @@
+import json
+import logging
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from burnish.config import CustomClassConfig, DataConfig
+from burnish.data import RLHFDataset, create_rl_dataset
+from burnish.render import render
+from burnish.utils.errors import ConfigError, DataError
+from tests.render.fake_tokenizers import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+RAW = byte_tokenizer(None)
+
+
+def row(prompt="1+1=", **columns):
+    return {
+        "prompt": prompt,
+        "data_source": "s",
+        "reward_model": {"ground_truth": 2},
+        "extra_info": {"a": 1},
+        **columns,
+    }
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def dataset_of(rows, tokenizer=TOKENIZER, **config):
+    return RLHFDataset.from_rows(rows, tokenizer, DataConfig(**config))
+
+
+def test_a_row_holds_what_the_batch_needs(tmp_path):
+    messages = [{"role": "user", "content": "1+1="}]
+    dataset = RLHFDataset(write_jsonl(tmp_path / "a.jsonl", [row(messages, ability="math")]), TOKENIZER, DataConfig())
+    got = dataset[0]
+    assert got.pop("input_ids").tolist() == render(messages, TOKENIZER)
+    assert got == {
+        "raw_prompt": messages,
+        "index": 0,
+        "data_source": "s",
+        "reward_model": {"ground_truth": 2},
+        "extra_info": {"a": 1},
+        "ability": "math",
+    }
+    assert dataset[0]["input_ids"].dtype == torch.int64
+
+
+def test_parquet_and_jsonl_give_the_same_rows(tmp_path):
+    rows = [row([{"role": "user", "content": f"{i}"}], extra_info={f"k{i}": i}) for i in range(3)]
+    parquet = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), parquet)
+    one = RLHFDataset(str(parquet), TOKENIZER, DataConfig())
+    other = RLHFDataset(write_jsonl(tmp_path / "a.jsonl", rows), TOKENIZER, DataConfig())
+    for left, right in zip(one, other, strict=True):
+        assert left.pop("input_ids").equal(right.pop("input_ids"))
+        assert left == right
+
+
+def test_files_follow_one_another_and_duplicates_keep_numbers_of_their_own(tmp_path):
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(), row()]) for name in "ab"]
+    dataset = RLHFDataset(files, TOKENIZER, DataConfig())
+    assert [dataset[i]["index"] for i in range(4)] == [0, 1, 2, 3]
+    assert dataset.location(2) == f"{files[1]}, row 0 (line 1)"
+
+
+def test_a_missing_prompt_names_file_row_columns_and_the_key_to_set(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [row(), {"question": "1+1=", "answer": "2"}])
+    with pytest.raises(DataError) as error:
+        RLHFDataset(file, TOKENIZER, DataConfig())
+    for part in (file, "row 1", "'prompt'", "question, answer", "data.prompt_key=question"):
+        assert part in str(error.value)
+
+
+def test_a_plain_question_and_answer_file_runs_by_mapping_the_prompt():
+    (got,) = dataset_of([{"question": "1+1=", "ground_truth": "2"}], prompt_key="question")
+    assert got["raw_prompt"] == [{"role": "user", "content": "1+1="}]
+    assert got["reward_model"] == {"ground_truth": "2"}
+    assert (got["data_source"], got["extra_info"]) == ("unknown", {})
+    assert "question" not in got
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (row(7), "column 'prompt' is int"),
+        (row(None), "column 'prompt' is NoneType"),
+        (row([]), "list of messages is empty"),
+        (row([{"content": "x"}]), "Message 0 has no 'role'"),
+        (row(data_source=3), "column 'data_source' is int"),
+        (row(extra_info=[1]), "column 'extra_info' is list"),
+        (row(reward_model="{"), "column 'reward_model' is a text that is not JSON"),
+    ],
+)
+def test_one_bad_row_among_many_is_found_at_construction(bad, what):
+    with pytest.raises(DataError, match=f"dataset, row 900: .*{what}"):
+        dataset_of([row()] * 900 + [bad] + [row()] * 99)
+
+
+@pytest.mark.parametrize(
+    "truth", ["72", 72, 72.0, ["72"], {"target": "72"}, None, np.int64(72), np.array([1, 2]), {"a": np.float32(0.5)}]
+)
+def test_ground_truths_arrive_as_plain_values(truth):
+    got = dataset_of([row(reward_model={"ground_truth": truth})])[0]["reward_model"]["ground_truth"]
+    assert got == json.loads(json.dumps(got))
+    if not isinstance(truth, (np.generic, np.ndarray, dict)):
+        assert got == truth
+        assert type(got) is type(truth)
+
+
+def test_extra_info_may_be_a_json_string_which_keeps_its_keys_and_nulls():
+    assert dataset_of([row(extra_info='{"a": null}')])[0]["extra_info"] == {"a": None}
+
+
+def test_columns_named_like_batch_keys_are_kept_under_another_name():
+    got = dataset_of([row(uid="u", index=9, responses="r")])[0]
+    assert (got["row/uid"], got["row/index"], got["row/responses"], got["index"]) == ("u", 9, "r", 0)
+
+
+def test_a_string_prompt_stays_one_without_a_template():
+    got = dataset_of([row("hi")], RAW)[0]
+    assert got["raw_prompt"] == "hi"
+    assert len(got["input_ids"]) == 2
+
+
+ROWS = [row("12345"), row("1234567890"), row("123")]
+
+
+def test_an_overlong_prompt_is_an_error_that_names_the_row():
+    with pytest.raises(
+        DataError, match=r"dataset, row 1: The prompt has 10 tokens, more than data.max_prompt_length=5"
+    ):
+        dataset_of(ROWS, RAW, max_prompt_length=5)
+
+
+@pytest.mark.parametrize("config", [{"truncation": "drop"}, {"filter_overlong_prompts": True}])
+def test_overlong_prompts_are_left_out_and_counted(config, caplog):
+    with caplog.at_level(logging.WARNING):
+        dataset = dataset_of(ROWS, RAW, max_prompt_length=5, **config)
+    assert [got["index"] for got in dataset] == [0, 2]
+    assert (dataset.num_rows, dataset.num_filtered, dataset.num_truncated, len(dataset)) == (3, 1, 0, 2)
+    assert "1 of 3 rows were left out" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("left", "67890"), ("right", "12345"), ("middle", "12890")])
+def test_overlong_prompts_are_cut_and_counted(policy, kept, caplog):
+    dataset = dataset_of(ROWS, RAW, max_prompt_length=5, truncation=policy)
+    assert RAW.decode(dataset[1]["input_ids"]) == kept
+    assert (len(dataset), dataset.num_truncated) == (3, 1)
+    assert "1 of 3 prompts were cut" in caplog.text
+
+
+def test_no_row_and_no_row_left_are_errors_with_counts(tmp_path):
+    with pytest.raises(DataError, match="0 rows were read"):
+        RLHFDataset(write_jsonl(tmp_path / "a.jsonl", []), TOKENIZER, DataConfig())
+    with pytest.raises(DataError, match="3 rows were read and 3 left out"):
+        dataset_of(ROWS, RAW, max_prompt_length=2, truncation="drop")
+
+
+def test_max_samples_reads_the_first_rows():
+    assert len(RLHFDataset.from_rows(ROWS, RAW, DataConfig(), max_samples=2)) == 2
+
+
+def test_texts_that_were_templated_before_are_reported(caplog):
+    dataset_of([row("<|im_start|>user\nhi<|im_end|>\n"), row()])
+    assert "1 prompts are texts that hold the chat template's own tokens" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", " ", "🙂 日本語 שלום \u200b", "lone \ud83d", "x" * 100_000])
+def test_strange_texts_load_and_can_be_dumped_as_utf8(text):
+    got = dataset_of([row(text)], max_prompt_length=200_000)[0]
+    json.dumps(got["raw_prompt"], ensure_ascii=False).encode()
+
+
+def test_a_dataset_travels_to_another_process():
+    dataset = pickle.loads(pickle.dumps(dataset_of([row()])))
+    assert dataset[0]["index"] == 0
+
+
+def test_create_reads_the_split_that_it_is_asked_for(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", [row()] * 3)
+    config = DataConfig(train_files=[train], val_files=[write_jsonl(tmp_path / "val.jsonl", [row()])])
+    assert len(create_rl_dataset(config, TOKENIZER)) == 3
+    assert len(create_rl_dataset(config, TOKENIZER, split="val")) == 1
+    assert len(create_rl_dataset(config, TOKENIZER, split="val", rows=[row()] * 2)) == 2
+    assert create_rl_dataset(DataConfig(train_files=[train], val_files=None), TOKENIZER, split="val") is None
+    with pytest.raises(DataError, match=r"data.val_files=.*missing"):
+        create_rl_dataset(DataConfig(val_files=["missing.jsonl"]), TOKENIZER, split="val")
+
+
+def test_a_dataset_class_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from burnish.data import RLHFDataset\n"
+        "class Own(RLHFDataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        return {**super().__getitem__(i), 'own': True}\n"
+        "class Other: pass\n"
+    )
+    path = str(tmp_path / "own.py")
+    train = write_jsonl(tmp_path / "train.jsonl", [row()])
+
+    def create(name):
+        custom = CustomClassConfig(path=path, name=name)
+        return create_rl_dataset(DataConfig(train_files=[train], custom_cls=custom), TOKENIZER)
+
+    assert create("Own")[0]["own"]
+    with pytest.raises(ConfigError, match="data.custom_cls.name=Other: this is no subclass of torch.utils.data"):
+        create("Other")
+    with pytest.raises(ConfigError, match="data.custom_cls.name must name the class"):
+        create(None)

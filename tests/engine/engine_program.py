@@ -1,0 +1,206 @@
+"""Small engines, batches and losses for the engine's tests, and a program that trains them on several ranks.
+
+Run as ``python engine_program.py RANK WORLD_SIZE STORE_FILE OUT_DIR CASES_JSON``: a process of its own per rank, because
+a forked or pickled test module has no importable name.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import LlamaConfig
+
+from burnish.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from burnish.core_algos.aggregation import agg_loss
+from burnish.core_algos.policy_losses import compute_policy_loss_vanilla
+from burnish.core_algos.value_loss import compute_value_loss
+from burnish.engine import FSDPEngine
+from burnish.model.load import build_causal_lm
+from burnish.protocol import DataProto
+
+VOCAB = 48
+
+
+def tiny_config(**changes: Any) -> LlamaConfig:
+    """A tied Llama of two layers."""
+    settings: dict[str, Any] = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaConfig(**(settings | changes))
+
+
+def make_engine(
+    *,
+    dtype: str = "float32",
+    module: str = "policy",
+    fsdp_size: int = -1,
+    seed: int = 0,
+    trained: bool = True,
+    gradient_checkpointing: bool = False,
+    path: str | None = None,
+    config: LlamaConfig | None = None,
+    **optim: Any,
+) -> FSDPEngine:
+    """An engine around a random tiny model, or around the one at ``path``."""
+    model = None
+    if path is None:
+        master = torch.float64 if dtype == "float64" else torch.float32
+        model = build_causal_lm(config or tiny_config(), master, seed=seed)
+        if module == "value":
+            model = model.model
+    return FSDPEngine(
+        HFModelConfig(path=path, enable_gradient_checkpointing=gradient_checkpointing),
+        FSDPEngineConfig(dtype=dtype, fsdp_size=fsdp_size),
+        FSDPOptimizerConfig(**({"lr": 1e-2, "clip_grad": 0.05} | optim)) if trained else None,
+        module=module,  # type: ignore[arg-type]
+        total_training_steps=10,
+        model=model,
+    )
+
+
+def make_batch(num_rows: int = 8, seed: int = 0, dtype: torch.dtype = torch.float32) -> DataProto:
+    """Rows of ragged prompts (left-padded) and responses (right-padded) with everything that losses need."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    prompt_width, response_width = 6, 7
+    prompt_lengths, response_lengths = draw(1, prompt_width + 1, num_rows), draw(1, response_width + 1, num_rows)
+    prompt_mask = torch.arange(prompt_width) >= prompt_width - prompt_lengths[:, None]
+    response_mask = torch.arange(response_width) < response_lengths[:, None]
+    attention_mask = torch.cat([prompt_mask, response_mask], 1)
+    ids = torch.where(attention_mask, draw(3, VOCAB, num_rows, prompt_width + response_width), 0)
+
+    def normal() -> Tensor:
+        values = torch.randn(num_rows, response_width, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.where(response_mask, values, 0)
+
+    loss_mask = response_mask.clone()
+    if num_rows > 2:
+        loss_mask[2] = False
+    return DataProto.from_dict(
+        tensors={
+            "input_ids": ids,
+            "attention_mask": attention_mask,
+            "responses": ids[:, prompt_width:],
+            "response_mask": response_mask,
+            "loss_mask": loss_mask,
+            "advantages": normal(),
+            "old_log_probs": normal() * 0.3 - 3.9,
+            "values": normal(),
+            "returns": normal(),
+        }
+    )
+
+
+def policy_loss(mode: str = "token-mean"):  # type: ignore[no-untyped-def]
+    """PPO with an entropy bonus and a KL-like term, in aggregation mode ``mode``."""
+
+    def loss_fn(outputs: dict[str, Tensor], rows: DataProto, info: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.batch is not None
+        mask = rows.batch["loss_mask"]
+        loss, metrics = compute_policy_loss_vanilla(
+            rows.batch["old_log_probs"],
+            outputs["log_probs"],
+            rows.batch["advantages"],
+            mask,
+            mode,
+            FSDPActorConfig(global_batch_info=info),
+        )
+        entropy = agg_loss(outputs["entropy"], mask, mode, **info)
+        drift = agg_loss((outputs["log_probs"] - rows.batch["old_log_probs"]).square(), mask, mode, **info)
+        metrics["tokens"] = mask.sum()
+        metrics["length_max"] = mask.sum(1).max()
+        return loss - 0.1 * entropy + 0.05 * drift, metrics
+
+    return loss_fn
+
+
+def value_loss(outputs: dict[str, Tensor], rows: DataProto, info: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Squared error of the values, in sums over the whole step."""
+    assert rows.batch is not None
+    error = (outputs["values"] - rows.batch["returns"]).square()
+    return agg_loss(error, rows.batch["loss_mask"], "token-mean", **info), {}
+
+
+def my_share(batch: DataProto, uneven: bool = False) -> DataProto:
+    """The rows of this rank: halves, or three quarters and one."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world == 1:
+        return batch
+    rank = dist.get_rank()
+    if uneven and world == 2:
+        cut = len(batch) * 3 // 4
+        return batch[:cut] if rank == 0 else batch[cut:]
+    return batch.chunk(world)[rank]
+
+
+def train(engine: FSDPEngine, *, steps: int, micro_batch_size: int, uneven: bool = False, mode: str = "token-mean") -> dict[str, Any]:
+    """Trains ``steps`` steps and returns what must not depend on the number of ranks."""
+    dtype = torch.float64 if engine.dtype == torch.float64 else torch.float32
+    result: dict[str, Any] = {"metrics": [], "updates": []}
+    policy = engine.kind == "policy"
+    for step in range(1, steps + 1):
+        rows = my_share(make_batch(seed=step, dtype=dtype), uneven)
+        metrics = engine.train_batch(
+            rows,
+            policy_loss(mode) if policy else value_loss,
+            temperature=0.7,
+            outputs=("log_probs", "entropy") if policy else ("values",),
+            micro_batch_size=micro_batch_size,
+            global_batch_info=engine.global_batch_info(rows, loss_scale_factor=7.0),
+        )
+        if step == 1:
+            result["gradients"] = engine.full_gradients()
+        result["metrics"].append(metrics)
+        result["updates"].append(engine.optimizer_step(step))
+    result["weights"] = {name: weight.clone() for name, weight in engine.named_weights()}
+    return result
+
+
+def run_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """One case: make (or load) an engine, train, perhaps save and go on."""
+    case = dict(case)
+    how = {key: case.pop(key) for key in ("steps", "micro_batch_size", "uneven", "mode") if key in case}
+    save, load, name = case.pop("save", None), case.pop("load", None), case.pop("name")
+    engine = make_engine(**case)
+    result: dict[str, Any] = {}
+    if load is not None:
+        engine.load_checkpoint(load)
+    result = train(engine, **how)
+    if save is not None:
+        engine.save_checkpoint(out / save)
+        result["after_save"] = train(engine, **how)
+    result["name"] = name
+    result["log_probs"] = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=("values",) if engine.kind == "value" else ("log_probs",))  # fmt: skip
+    return result
+
+
+def main() -> None:
+    """Runs the cases on this rank; every rank writes its results."""
+    rank, world = int(sys.argv[1]), int(sys.argv[2])
+    out = Path(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[3], world), rank=rank, world_size=world)
+    results = {case["name"]: run_case(case, out) for case in json.loads(sys.argv[5])}
+    torch.save(results, out / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

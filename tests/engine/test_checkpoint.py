@@ -1,0 +1,83 @@
+"""What is saved is what goes on, in any precision, and transformers can read it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from burnish.utils.errors import CheckpointError
+from tests.engine.engine_program import make_batch, make_engine, tiny_config, train
+
+
+@pytest.mark.parametrize("module", ["policy", "value"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_training_goes_on_after_a_round_trip_as_if_it_had_not_stopped(tmp_path: Path, dtype: str, module: str) -> None:
+    engine = make_engine(dtype=dtype, module=module)
+    train(engine, steps=2, micro_batch_size=4)
+    engine.save_checkpoint(tmp_path)
+    resumed = make_engine(dtype=dtype, module=module, seed=5)
+    resumed.load_checkpoint(tmp_path)
+    a, b = (train(each, steps=2, micro_batch_size=4) for each in (engine, resumed))
+    assert a["metrics"] == b["metrics"]
+    assert a["updates"] == b["updates"]
+    assert all(torch.equal(weight, b["weights"][name]) for name, weight in a["weights"].items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_folder_loads_in_transformers_with_the_same_weights(tmp_path: Path, tied: bool) -> None:
+    engine = make_engine(dtype="bfloat16", config=tiny_config(tie_word_embeddings=tied))
+    train(engine, steps=1, micro_batch_size=4)
+    engine.save_checkpoint(tmp_path, ("model",))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    saved = dict(plain.named_parameters())
+    assert all(torch.equal(weight, saved[name]) for name, weight in engine.named_weights())
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (tmp_path / "generation_config.json").exists()
+    assert not (tmp_path / "optimizer.pt").exists()
+
+
+def test_an_engine_starts_from_a_saved_folder(tmp_path: Path) -> None:
+    for module, output in (("policy", "log_probs"), ("value", "values")):
+        engine = make_engine(module=module)
+        train(engine, steps=1, micro_batch_size=4)
+        engine.save_checkpoint(tmp_path / module, ("model",))
+        started = make_engine(module=module, path=str(tmp_path / module), trained=False)
+        a, b = (each.infer_batch(make_batch(), outputs=(output,))[output] for each in (engine, started))
+        assert torch.equal(a, b)
+
+
+def test_a_critic_starts_from_a_policys_folder(tmp_path: Path) -> None:
+    make_engine().save_checkpoint(tmp_path, ("model",))
+    critic = make_engine(module="value", path=str(tmp_path))
+    assert float(critic.infer_batch(make_batch(), outputs=("values",))["values"].abs().max()) == 0.0
+
+
+def test_the_model_alone_can_be_loaded(tmp_path: Path) -> None:
+    engine = make_engine()
+    engine.save_checkpoint(tmp_path, ("model",))
+    other = make_engine(seed=3)
+    other.load_checkpoint(tmp_path, ("model",))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(engine.named_weights(), other.named_weights(), strict=True))
+    with pytest.raises(CheckpointError, match=r"no optimizer\.pt"):
+        other.load_checkpoint(tmp_path)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    engine = make_engine()
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        engine.load_checkpoint(tmp_path / "nothing")
+    engine.save_checkpoint(tmp_path)
+    (tmp_path / "optimizer.pt").write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        engine.load_checkpoint(tmp_path)
+
+
+def test_optimizer_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    engine = make_engine()
+    train(engine, steps=1, micro_batch_size=4)
+    engine.save_checkpoint(tmp_path)
+    other = make_engine(config=tiny_config(num_hidden_layers=1))
+    with pytest.raises(CheckpointError, match="another model"):
+        other.load_checkpoint(tmp_path, ("optimizer",))

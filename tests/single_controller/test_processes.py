@@ -1,0 +1,178 @@
+"""Where workers run: ranks, environment, rendezvous, colocated roles, resource pools."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from workers_for_tests import EveryMode, OtherPlace, Place, numbers
+
+from burnish.single_controller import (
+    LocalResourcePoolManager,
+    LocalWorkerGroup,
+    RayClassWithInitArgs,
+    ResourcePool,
+    WorkerGroup,
+    create_colocated_worker_cls,
+)
+from burnish.single_controller.ray import RayResourcePool, RayWorkerGroup, ResourcePoolManager
+from burnish.utils import env
+from burnish.utils.errors import ResourceError, WorkerError
+
+pytestmark = pytest.mark.usefixtures("ray_started")
+
+
+@pytest.fixture
+def pool():
+    pool = RayResourcePool([2], use_gpu=False)
+    yield pool
+    pool.release()
+
+
+@pytest.fixture
+def colocated() -> RayClassWithInitArgs:
+    roles = {"actor": Place, "critic": OtherPlace, "other": EveryMode}
+    return create_colocated_worker_cls({role: RayClassWithInitArgs(cls) for role, cls in roles.items()})
+
+
+def test_every_rank_knows_its_place_and_meets_its_peers(pool):
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Place))
+    places = group.place()
+    for rank, place in enumerate(places):
+        assert (place["rank"], place["world_size"], place["local_rank"]) == (rank, 2, rank)
+        assert place["env"] == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": places[0]["env"]["MASTER_ADDR"],
+            "MASTER_PORT": str(places[0]["master_port"]),
+        }
+        assert place["threads"] == max(1, env.num_cpus() // 2)
+    assert places[0]["pid"] != places[1]["pid"]
+    assert [future.get() for future in group.sum_of_ranks()] == [3.0, 3.0]
+
+
+def test_two_groups_that_start_at_once_both_meet(pool):
+    # Both on the same pool, whose bundles leave room for several groups.
+    groups = [RayWorkerGroup(pool, RayClassWithInitArgs(Place), name_prefix=name) for name in ("one", "two")]
+    futures = [future for group in groups for future in group.sum_of_ranks()]
+    assert [future.get() for future in futures] == [3.0] * 4
+
+
+def test_a_group_of_one_has_no_process_group_and_all_threads(pool):
+    single = RayResourcePool([1], use_gpu=False)
+    groups: list[WorkerGroup] = [
+        LocalWorkerGroup(None, RayClassWithInitArgs(Place)),
+        RayWorkerGroup(single, RayClassWithInitArgs(Place)),
+    ]
+    for group in groups:
+        (place,) = group.place()
+        assert place["env"]["RANK"] == "0"
+        assert place["env"]["WORLD_SIZE"] == "1"
+        assert place["threads"] == env.num_cpus()
+        assert [future.get() for future in group.sum_of_ranks()] == [None]
+    single.release()
+
+
+def test_colocated_roles_share_processes_and_act_as_groups_of_their_own(pool, colocated):
+    for group in (LocalWorkerGroup(None, colocated), RayWorkerGroup(pool, colocated)):
+        spawned = group.spawn({"actor", "critic", "other"})
+        pids = [[place["pid"] for place in spawned[role].place()] for role in ("actor", "critic")]
+        assert pids[0] == pids[1]
+        assert len(set(pids[0])) == group.world_size
+        assert spawned["other"].proto(numbers(5)).batch["y"].tolist() == [0, 1, 2, 3, 4]
+        assert not hasattr(spawned["actor"], "proto")
+        assert not hasattr(group, "place")
+        with pytest.raises(WorkerError, match="holds the roles actor, critic, other, not judge"):
+            group.spawn({"judge"})
+        # The processes are shared, so they end together.
+        spawned["critic"].shutdown()
+        with pytest.raises(WorkerError, match="was shut down"):
+            spawned["actor"].place()
+
+
+def test_only_colocated_classes_spawn(pool):
+    with pytest.raises(WorkerError, match="create_colocated_worker_cls"):
+        LocalWorkerGroup(None, RayClassWithInitArgs(Place)).spawn({"actor"})
+    with pytest.raises(WorkerError, match="at least one role"):
+        create_colocated_worker_cls({})
+
+
+def test_a_class_wrapped_by_ray_remote_is_taken_too():
+    group = LocalWorkerGroup(None, RayClassWithInitArgs(ray.remote(EveryMode), offset=2.0))
+    assert group.proto(numbers(1)).batch["y"].tolist() == [2.0]
+
+
+def test_more_than_the_cluster_has_is_refused_at_once():
+    manager = ResourcePoolManager({"global_pool": [64], "reward_pool": [1]}, {"actor": "global_pool"}, use_gpu=False)
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=r"Asked: 65 CPU on 1 node.*global_pool=\[64\].*8 CPU \(of 8\)"):
+        manager.create_resource_pool()
+    with pytest.raises(ResourceError, match=r"Asked: 2 CPU, 2 GPU .* 0 GPU \(of 0\)"):
+        RayResourcePool([2], use_gpu=True).reserve()
+    with pytest.raises(ResourceError, match=r"on 2 node\(s\)"):
+        RayResourcePool([1, 1], use_gpu=False).reserve()
+    assert time.monotonic() - start < 2
+
+
+def test_what_is_in_use_is_refused_and_nothing_stays_reserved(monkeypatch):
+    from burnish.single_controller.ray import resource_pool
+
+    monkeypatch.setattr(resource_pool, "_SECONDS_UNTIL_FREED", 0.5)
+    first = RayResourcePool([5], use_gpu=False)
+    first.reserve()
+    second = ResourcePoolManager({"a": [2], "b": [2]}, {"actor": "a"}, use_gpu=False)
+    with pytest.raises(ResourceError, match=r"3 CPU \(of 8\)"):
+        second.create_resource_pool()
+    first.release()
+    monkeypatch.undo()
+    second.create_resource_pool()
+    assert second.get_resource_pool("actor").world_size == 2
+    assert second.get_n_gpus() == 4
+    second.shutdown()
+    second.shutdown()
+
+
+def test_roles_and_pools_that_do_not_match_are_refused():
+    with pytest.raises(ResourceError, match="'gone', but the pools are a"):
+        LocalResourcePoolManager({"a": [1]}, {"actor": "gone"})
+    manager = LocalResourcePoolManager({"a": [1]}, {"actor": "a"})
+    with pytest.raises(ResourceError, match="do not exist yet"):
+        manager.get_resource_pool("actor")
+    manager.create_resource_pool()
+    assert manager.get_resource_pool("actor").world_size == 1
+    with pytest.raises(ResourceError, match="The role critic has no resource pool"):
+        manager.get_resource_pool("critic")
+    with pytest.raises(ResourceError, match="trainer.controller=ray"):
+        LocalResourcePoolManager({"a": [2]}, {"actor": "a"}).create_resource_pool()
+    with pytest.raises(ResourceError, match="at least one process"):
+        ResourcePool([2, 0])
+    with pytest.raises(ResourceError, match="the pool has 3"):
+        LocalWorkerGroup(ResourcePool([1, 2]), RayClassWithInitArgs(Place))
+
+
+def test_ranks_are_counted_node_by_node():
+    pool = ResourcePool([2, 3])
+    assert pool.world_size == 5
+    assert pool.local_rank_list == [0, 1, 0, 1, 2]
+    assert pool.local_world_size_list == [2, 2, 3, 3, 3]
+
+
+@pytest.mark.slow
+def test_a_pool_over_two_nodes_puts_a_process_on_each():
+    # A process can be connected to one cluster only, so this one gets a driver of its own.
+    script = Path(__file__).with_name("two_nodes_driver.py")
+    path = os.pathsep.join([str(script.parent), str(script.parents[2])])
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "both nodes met" in result.stdout

@@ -1,0 +1,55 @@
+"""Driver of a Ray cluster of two nodes on one machine: a pool ``[1, 1]``, each rank on a node of its own."""
+
+import logging
+import os
+
+import ray
+from ray.cluster_utils import Cluster
+from workers_for_tests import Place
+
+from burnish.single_controller import RayClassWithInitArgs
+from burnish.single_controller.ray import RayResourcePool, RayWorkerGroup, ResourcePoolManager
+from burnish.utils.errors import ResourceError
+
+
+class Node(Place):
+    """Tells its node."""
+
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster.add_node(num_cpus=2)
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    ray.init(address=cluster.address, logging_level=logging.ERROR, runtime_env={"env_vars": path})
+    manager = ResourcePoolManager({"global_pool": [1, 1]}, {"actor": "global_pool"}, use_gpu=False)
+    manager.create_resource_pool()
+    group = RayWorkerGroup(manager.get_resource_pool("actor"), RayClassWithInitArgs(Place))
+    places = group.place()
+    assert [place["env"]["LOCAL_RANK"] for place in places] == ["0", "0"]
+    assert [place["env"]["LOCAL_WORLD_SIZE"] for place in places] == ["1", "1"]
+    nodes = {actor["node_id"] for actor in _actors()}
+    assert len(nodes) == 2, nodes
+    assert [future.get() for future in group.sum_of_ranks()] == [3.0, 3.0]
+    try:
+        RayResourcePool([1, 1, 1], use_gpu=False).reserve()
+    except ResourceError as error:
+        assert "on 3 node(s)" in str(error)
+    else:
+        raise AssertionError("three nodes were given out of two")
+    manager.shutdown()
+    ray.shutdown()
+    cluster.shutdown()
+    os.write(1, b"both nodes met\n")
+
+
+def _actors() -> list[dict]:
+    from ray.util.state import list_actors
+
+    return [actor.__dict__ for actor in list_actors(filters=[("state", "=", "ALIVE")])]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Masked statistics: definitions, what lies outside the mask, and what is refused."""
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from burnish.utils.errors import TrainingError
+from burnish.utils.torch_functional import as_mask, masked_mean, masked_sum, masked_var, masked_whiten, zero_outside
+
+NAN = math.nan
+
+
+def test_mean_and_variance_are_those_of_the_values_inside_the_mask():
+    values = torch.tensor([[1.0, 2.0, NAN], [4.0, math.inf, 9.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1]])
+    inside = [1.0, 2.0, 4.0, 9.0]
+    assert masked_sum(values, mask).item() == sum(inside)
+    assert masked_mean(values, mask).item() == pytest.approx(statistics.mean(inside), abs=1e-7)
+    assert masked_var(values, mask).item() == pytest.approx(statistics.variance(inside), rel=1e-7)
+    assert masked_var(values, mask, unbiased=False).item() == pytest.approx(statistics.pvariance(inside), rel=1e-7)
+    torch.testing.assert_close(masked_mean(values, mask, axis=-1), torch.tensor([1.5, 6.5]).double(), atol=1e-7, rtol=0)
+
+
+def test_an_empty_mask_has_mean_zero_and_fewer_than_two_values_have_variance_zero():
+    values = torch.tensor([[3.0, NAN]])
+    for mask in (torch.tensor([[False, False]]), torch.tensor([[True, False]])):
+        assert masked_var(values, mask).item() == 0.0
+        assert torch.equal(masked_whiten(values, mask), torch.zeros(1, 2))
+    assert masked_mean(values, torch.tensor([[False, False]])).item() == 0.0
+
+
+def test_variance_survives_a_mean_much_larger_than_the_deviations():
+    values = torch.tensor([1e4, 1e4 + 1, 1e4 + 2, 1e4 + 3])
+    assert masked_var(values, torch.ones(4, dtype=torch.bool)).item() == pytest.approx(5 / 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("constant", [0.1, 0.2, 0.7, 1 / 3, -123.456])
+@pytest.mark.parametrize("count", [2, 3, 64, 1000])
+def test_whitening_equal_values_gives_exactly_zero(constant, count):
+    values = torch.full((count, 7), constant)
+    assert torch.equal(masked_whiten(values, values > -1e9), torch.zeros(count, 7))
+
+
+def test_whitened_values_have_mean_zero_and_variance_one_and_may_keep_their_mean():
+    values = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 5
+    mask = torch.rand(50, 20, generator=torch.Generator().manual_seed(1)) < 0.6
+    whitened = masked_whiten(values, mask)
+    assert masked_mean(whitened, mask).item() == pytest.approx(0, abs=1e-7)
+    assert masked_var(whitened, mask).item() == pytest.approx(1, abs=1e-7)
+    assert torch.equal(whitened[~mask], torch.zeros(int((~mask).sum())).double())
+    kept = masked_whiten(values, mask, shift_mean=False)
+    assert masked_mean(kept, mask).item() == pytest.approx(masked_mean(values, mask).item(), abs=1e-6)
+
+
+def test_nan_inside_the_mask_surfaces():
+    values = torch.tensor([1.0, NAN])
+    assert masked_mean(values, torch.tensor([True, True])).isnan()
+    assert masked_whiten(values, torch.tensor([True, True])).isnan().any()
+
+
+def test_half_precision_is_accumulated_in_fp32():
+    values = torch.full((5000,), 0.1, dtype=torch.bfloat16)
+    mean = masked_mean(values, torch.ones(5000, dtype=torch.bool))
+    assert mean.dtype == torch.float32
+    assert mean.item() == pytest.approx(values[0].item(), rel=1e-5)
+
+
+def test_zeroing_the_inputs_keeps_nan_out_of_the_gradient():
+    log_prob = torch.zeros(2, requires_grad=True)
+    mask = torch.tensor([True, False])
+    new, old = zero_outside(mask, log_prob=log_prob, old=torch.tensor([0.0, NAN]))
+    (new - old).exp().sum().backward()
+    assert torch.equal(log_prob.grad, torch.tensor([1.0, 0.0]))
+
+
+def test_a_mask_of_other_values_or_another_shape_is_refused_by_name():
+    values = torch.zeros(2, 3)
+    with pytest.raises(TrainingError, match="response_mask holds values other than 0 and 1"):
+        as_mask(torch.tensor([[0.0, 1.0, -0.5], [0.0, 1.0, 1.0]]), values, "response_mask")
+    with pytest.raises(TrainingError, match="response_mask has shape"):
+        as_mask(torch.ones(2, 1), values, "response_mask")
+    with pytest.raises(TrainingError, match="advantages has shape"):
+        zero_outside(torch.ones(2, 3, dtype=torch.bool), advantages=torch.zeros(2, 1))
