@@ -30,7 +30,7 @@ from burnish._protocol.joining import (
 )
 from burnish._protocol.keys import PAD_TOKEN, BatchKey, PadSide
 from burnish._protocol.padding import align, check_same_shapes
-from burnish.utils.batch_error import BatchError
+from burnish.utils.errors import BatchError
 
 STAGES = ("prompts", "rollout", "reward", "log_probs", "values", "advantages", "updates")
 """The stages of one step that add keys, in order."""

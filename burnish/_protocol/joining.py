@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from burnish._protocol.equality import same_array, same_value
-from burnish.utils.batch_error import BatchError
+from burnish.utils.errors import BatchError
 
 
 def object_array(values: Sequence | np.ndarray) -> np.ndarray:

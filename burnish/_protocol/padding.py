@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from burnish._protocol.keys import PAD_TOKEN, BatchKey
-from burnish.utils.batch_error import BatchError
+from burnish.utils.errors import BatchError
 
 Tensors = dict[str, torch.Tensor]
 

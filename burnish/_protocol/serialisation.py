@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from burnish.utils.batch_error import BatchError
+from burnish.utils.errors import BatchError
 
 # NumPy lacks these; their bits travel as integers of the same size.
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -93,7 +93,9 @@ class LiveView:
                 f"{row['timing_s/step']:.2f}",
             )
         last = self.rows[-1]
-        stages = "  ".join(f"{name} {last[f'timing_s/{name}']:.2f}" for name in STAGES if last.get(f"timing_s/{name}", 0) > 0.005)
+        stages = "  ".join(
+            f"{name} {last[f'timing_s/{name}']:.2f}" for name in STAGES if last.get(f"timing_s/{name}", 0) > 0.005
+        )
         sample = Text(f"{self.sample.get('prompt', '')}{self.sample.get('response', '')}")
         score = f"score {self.sample.get('score', float('nan')):.1f}, right is {self.sample.get('ground_truth')}"
         return Group(table, Text(f"seconds per stage: {stages}"), Panel(sample, title=score, title_align="left"))
@@ -121,7 +123,9 @@ def run_demo(overrides: list[str], *, steps: int, seed: int, as_json: bool) -> i
         ]
     )
     view = LiveView(total_steps=config.trainer.total_training_steps or steps)
-    error_console.print(f"A model of a million parameters learns arithmetic by {config.algorithm.adv_estimator.upper()}.")
+    error_console.print(
+        f"A model of a million parameters learns arithmetic by {config.algorithm.adv_estimator.upper()}."
+    )
     if as_json or not console.is_terminal:
         summary = run_ppo(config, parts=Parts(callbacks=(view,)), quiet=True)
     else:

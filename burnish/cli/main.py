@@ -31,10 +31,14 @@ def train(context: typer.Context) -> None:
 
 @app.command()
 def demo(
-    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration on top of the demo's, key=value.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Configuration on top of the demo's, key=value.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON instead of the live view.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON instead of the live view.")
+    ] = False,
 ) -> None:
     """Watch a tiny model learn arithmetic by GRPO on this machine, in about two minutes."""
     from burnish.cli.demo import run_demo

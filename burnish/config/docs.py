@@ -28,7 +28,8 @@ burnish train --cfg job ...                          # prints the composed confi
 
 Later settings win: the recipe, then your file, then groups, then single keys. `key=value`, `+key=value` and
 `++key=value` mean the same; `~key` goes back to the default. `${data.train_batch_size}` refers to another key,
-`${oc.env:HOME}` to the environment. Null is `null` or `None`. Every key that exists is on this page, and any other is refused.
+`${oc.env:HOME}` to the environment. Null is `null` or `None`. Every key that exists is on this page, and any other is
+refused.
 
 Units: `train_batch_size` and `ppo_mini_batch_size` count prompts, `*_micro_batch_size_per_gpu` samples (responses) of
 one worker, `*_max_token_len_per_gpu` tokens of one worker.

@@ -18,7 +18,7 @@ from burnish.config.advice import advice
 from burnish.config.build import build
 from burnish.config.checks import check
 from burnish.config.schema import leaves
-from burnish.config.settings import Setting, Settings, notices, settings_of
+from burnish.config.settings import Setting, Settings, is_known, notices, settings_of
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import is_text, near
 from burnish.utils.errors import ConfigError
@@ -122,10 +122,10 @@ def _parse(text: str) -> Override | str:
     except HydraException as error:
         if takes_text and (takes_comma or "," not in value):
             return text
-        quoted = value.strip("'\"")
+        reason, quoted = str(error).splitlines()[0].partition(" expecting")[0], value.strip("'\"")
         raise ConfigError(
-            f"{text}: this cannot be read ({str(error).splitlines()[0].partition(' expecting')[0]}). Quote the value for "
-            f"Hydra and for the shell: '{name}=\"{quoted}\"'."
+            f"{text}: this cannot be read ({reason}). Quote the value for Hydra and for the shell: "
+            f"'{name}=\"{quoted}\"'."
         ) from error
     if override.is_sweep_override():
         if takes_comma:
@@ -139,10 +139,13 @@ def _parse(text: str) -> Override | str:
 
 def _takes_text(name: str, value: str) -> tuple[bool, bool]:
     """Whether a key takes ``value`` as it stands, and whether also with a comma, which separates items of a list."""
-    leaf = leaves().get(rules.rename(name.lstrip("+")))
-    if leaf is None or not is_text(leaf) or value[:1] in ("", "[", "{", "'", '"'):
+    key = rules.rename(name.lstrip("+"))
+    if value[:1] in ("", "[", "{", "'", '"'):
         return False, False
-    return True, leaf.accepts(str)
+    leaf = leaves().get(key)
+    if leaf is None:
+        return is_known(key), False
+    return is_text(leaf), is_text(leaf) and leaf.accepts(str)
 
 
 def _settings(text: str, override: Override | str) -> list[Setting]:
@@ -220,13 +223,19 @@ def _resolve(settings: Settings) -> dict[str, Any]:
     """
     tree: dict[str, Any] = {}
     for path, leaf in leaves().items():
-        _insert(tree, path, f"${{{leaf.follows}}}" if leaf.default is None and leaf.follows else leaf.default)
+        _insert(tree, path, leaf.default)
     for key, setting in {**settings.inert, **settings.by_key}.items():
-        follows = leaves()[key].follows if key in leaves() else None
-        _insert(tree, key, f"${{{follows}}}" if setting.value is None and follows else setting.value)
+        if key in settings.by_key or key not in leaves():
+            _insert(tree, key, setting.value)
+    for path, leaf in leaves().items():
+        if leaf.follows is not None and _look_up(tree, path) is None:
+            _insert(tree, path, f"${{{leaf.follows}}}")
     root = OmegaConf.create(tree)
     values = {}
     for path in leaves():
+        values[path] = _look_up(tree, path)
+        if "${" not in str(values[path]):
+            continue
         try:
             value = OmegaConf.select(root, path, throw_on_resolution_failure=True)
             values[path] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -234,6 +243,13 @@ def _resolve(settings: Settings) -> dict[str, Any]:
             shown = settings.by_key[path].shown if path in settings.by_key else path
             raise ConfigError(f"{shown}: the reference cannot be looked up. {str(error).splitlines()[0]}.") from error
     return values
+
+
+def _look_up(tree: dict[str, Any], path: str) -> Any:
+    value: Any = tree
+    for name in path.split("."):
+        value = value[name]
+    return value
 
 
 def _insert(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -88,8 +88,7 @@ class Settings:
                 self.by_key[judged.key] = judged
 
     def _delete(self, setting: Setting) -> None:
-        known = setting.key in sections() or setting.key in leaves() or open_dict(setting.key) is not None
-        if not known and rules.lookup(setting.key, {**rules.NO_EFFECT, **rules.REFUSED}) is None:
+        if setting.key not in sections() and not is_known(setting.key):
             raise unknown_key(setting)
         for table in (self.by_key, self.global_micro_batches, self.inert):
             for key in [key for key in table if key == setting.key or key.startswith(f"{setting.key}.")]:
@@ -131,6 +130,12 @@ def _judge_section(setting: Setting) -> Setting | None:
     depth = setting.key.count(".") + 1
     below = dict.fromkeys(key.split(".")[depth] for key in leaves() if key.startswith(f"{setting.key}."))
     raise ConfigError(f"{setting.shown}: {setting.typed} is a section, not a key. Below it are: {', '.join(below)}.")
+
+
+def is_known(key: str) -> bool:
+    """Whether ``key``, by its name of today, is in the tree, below one of its open dictionaries, or in the rules."""
+    in_rules = any(rules.lookup(key, table) is not None for table in (rules.NO_EFFECT, rules.REFUSED))
+    return in_rules or key in leaves() or key in rules.GLOBAL_MICRO_BATCHES or open_dict(key) is not None
 
 
 def is_interpolation(value: Any) -> bool:

@@ -40,7 +40,7 @@ def reads() -> frozenset[str]:
 def unread(config: PPOTrainerConfig) -> list[str]:
     """Keys that the user set and that nothing has read, under their names in the tree.
 
-    Keys that were said to have no effect, and those of a critic that does not exist, are left out: that is told already.
+    Keys that were said to have no effect, and those of a critic that does not exist, are left out: that was told.
     """
     told = {key for key in config.set_keys if rules.lookup(key, rules.NO_EFFECT) is not None}
     if not config.critic.enable:

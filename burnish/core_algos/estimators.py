@@ -197,7 +197,10 @@ def outcome_scores(
 ) -> Float[Tensor, " batch"]:
     """s = sum_t r_t in float64. Not masked, but what is not finite outside the mask is padding and no reward."""
     rewards = at_least_fp32(token_level_rewards)
-    return torch.where(mask | rewards.isfinite(), rewards, 0.0).sum(dim=-1).double()
+    scores = rewards.sum(dim=-1)
+    if not scores.isfinite().all():
+        scores = torch.where(mask | rewards.isfinite(), rewards, 0.0).sum(dim=-1)
+    return scores.double()
 
 
 def _single_rows_count(config: AdvantageSettings | None, num_repeat: int) -> bool:

@@ -60,5 +60,6 @@ def _blocks_from_the_end(num_tokens: int) -> Iterator[slice]:
 
 
 def _time_major(matrix: Tensor, block: slice) -> Tensor:
-    columns = matrix[:, block].T
-    return (columns if columns.dtype == torch.bool else at_least_fp32(columns)).contiguous()
+    # Two copies are four times as fast as one: torch transposes quickly only what is contiguous as a whole.
+    columns = matrix[:, block].contiguous().T.contiguous()
+    return columns if columns.dtype == torch.bool else at_least_fp32(columns)

@@ -173,7 +173,7 @@ def create_rl_dataset(
 ) -> Dataset[dict[str, Any]] | None:
     """The training or validation set: of ``rows`` if given, else of ``data.train_files`` or ``data.val_files``.
 
-    Files are read by `RLHFDataset`, or by the class that ``data.custom_cls`` names. That one is called with the keywords
+    Files are read by `RLHFDataset`, or by the class that ``data.custom_cls`` names. It is called with the keywords
     ``data_files, tokenizer, config, max_samples, processor``; it must be a ``torch.utils.data.Dataset`` whose rows have
     ``input_ids`` and ``index``.
 

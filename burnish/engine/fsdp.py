@@ -93,7 +93,7 @@ class FSDPEngine:
 
     def _build(self, path: str | None, model: PreTrainedModel | None = None) -> PolicyModule | ValueModule:
         """The module at ``path``, or around ``model``, whole on the CPU in the master dtype."""
-        how = {
+        how: dict[str, Any] = {
             "trust_remote_code": bool(self.model_config.trust_remote_code),
             "override_config": self.model_config.override_config,
         }
@@ -236,9 +236,7 @@ class FSDPEngine:
         source = self._build(str(path)) if "model" in contents else None
         checkpoint.load(self._layout, self._optimizer, Path(path), contents, source)
 
-    def _micro_batches(
-        self, rows: "_Rows", micro_batch_size: int | None, max_token_len: int | None
-    ) -> list[list[int]]:
+    def _micro_batches(self, rows: "_Rows", micro_batch_size: int | None, max_token_len: int | None) -> list[list[int]]:
         """This rank's micro-batches, filled up with empty ones to the largest number that any rank has."""
         micro_batches = split_rows(rows.lengths, micro_batch_size=micro_batch_size, max_token_len=max_token_len)
         (most,) = ranks.all_reduce_numbers([float(len(micro_batches))], "max", self.device)
@@ -247,7 +245,8 @@ class FSDPEngine:
     @staticmethod
     def _tensor(batch: DataProto, *names: str) -> Tensor:
         assert batch.batch is not None
-        return next(batch.batch[name] for name in names if name in batch.batch.keys())
+        present = set(batch.batch.keys())
+        return next(batch.batch[name] for name in names if name in present)
 
 
 class _Rows:
@@ -258,7 +257,7 @@ class _Rows:
         self.input_ids = batch.batch["input_ids"].cpu()
         self.attention_mask = batch.batch["attention_mask"].cpu().bool()
         self.response_width = batch.batch["responses"].shape[1]
-        if "response_mask" in batch.batch.keys():
+        if "response_mask" in set(batch.batch.keys()):
             self.label_mask = batch.batch["response_mask"].cpu().bool()
         else:
             self.label_mask = self.attention_mask[:, self.attention_mask.shape[1] - self.response_width :]

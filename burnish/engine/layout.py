@@ -8,7 +8,8 @@ Both show the optimizer the same thing: for each trained parameter a plain tenso
 gradient averaged over the ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -48,12 +49,13 @@ class Replicated:
             else:
                 self._masters[name] = parameter.data
 
-    def _accumulate_into(self, name: str):  # type: ignore[no-untyped-def]
+    def _accumulate_into(self, name: str) -> Callable[[Tensor], None]:
         def accumulate(parameter: Tensor) -> None:
             # In bf16 a sum over micro-batches would lose what is 256 times smaller than itself.
             if name not in self._main_grads:
                 self._main_grads[name] = torch.zeros_like(self._masters[name])
-            self._main_grads[name].add_(parameter.grad)  # type: ignore[arg-type]
+            assert parameter.grad is not None
+            self._main_grads[name].add_(parameter.grad)
             parameter.grad = None
 
         return accumulate
@@ -150,7 +152,7 @@ class Sharded:
         self.module: Module = module
         self.dtype = dtype
         self._parameters: dict[str, DTensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}  # type: ignore[misc]
-        self._masters = {name: p.detach().to_local() for name, p in self._parameters.items()}
+        self._masters: dict[str, Tensor] = {name: _local(p.detach()) for name, p in self._parameters.items()}
 
     def masters(self) -> dict[str, Tensor]:
         """This rank's shard of every trained parameter."""
@@ -159,7 +161,7 @@ class Sharded:
     def local_grads(self) -> dict[str, Tensor]:
         """This rank's shard of every gradient, already averaged by FSDP; zero where nothing flowed."""
         return {
-            name: torch.zeros_like(self._masters[name]) if p.grad is None else p.grad.to_local()
+            name: torch.zeros_like(self._masters[name]) if p.grad is None else _local(p.grad)
             for name, p in self._parameters.items()
         }
 
@@ -190,9 +192,7 @@ class Sharded:
     def scatter(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of ``whole``, without communication."""
         like = self._parameters[name]
-        return distribute_tensor(
-            whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None
-        ).to_local()
+        return _part_of(whole, like)
 
     def after_inference(self) -> None:
         """Frees what the root keeps gathered, which an update would leave stale."""
@@ -209,9 +209,9 @@ def named_weights(layout: Layout) -> Iterator[tuple[str, Tensor]]:
     Replicated: the compute weights themselves, not copies. Sharded: one gathered parameter at a time; all ranks call.
     """
     for name, parameter in layout.module.named_parameters():
-        tensor = parameter.detach()
+        tensor: Tensor = parameter.detach()
         if isinstance(tensor, DTensor):
-            tensor = tensor.to(layout.dtype).full_tensor()
+            tensor = cast(DTensor, tensor.to(layout.dtype)).full_tensor()
         yield name.removeprefix("model."), tensor
 
 
@@ -225,11 +225,19 @@ def copy_into_parameters(layout: Layout, source: nn.Module) -> None:
             if name in masters:
                 masters[name].copy_(layout.scatter(name, whole))
             else:
-                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-                part = whole
-                if isinstance(parameter, DTensor):
-                    part = distribute_tensor(
-                        whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-                    ).to_local()
-                local.copy_(part)
+                _local(parameter).copy_(_part_of(whole, parameter))
     layout.publish_masters()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's storage of a tensor, as a plain tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """The part of ``whole`` that this rank holds of ``like``; every rank has ``whole``, so nothing is sent."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(
+        whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    ).to_local()  # fmt: skip

@@ -99,7 +99,9 @@ class MasterOptimizer:
         """
         differing = sorted(set(state) ^ set(self._parameters))
         if differing:
-            raise CheckpointError(f"The optimizer state is of another model: parameter {differing[0]!r} is in one only.")
+            raise CheckpointError(
+                f"The optimizer state is of another model: parameter {differing[0]!r} is in one only."
+            )
         for name, parameter in self._parameters.items():
             entry = state[name]
             if "master" in entry:

@@ -243,7 +243,9 @@ class PackedContext:
                 else:
                     groups.append([segment])
             self._buckets = [
-                _Bucket([self._starts[s] for s in sorted(group)], [self.lengths[s] for s in sorted(group)], self._device)
+                _Bucket(
+                    [self._starts[s] for s in sorted(group)], [self.lengths[s] for s in sorted(group)], self._device
+                )
                 for group in groups
             ]
         return self._buckets

@@ -55,9 +55,13 @@ def logit_transform(config: PreTrainedConfig) -> LogitTransform:
 def head_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None = None, transform: LogitTransform = LogitTransform()
 ) -> Tensor:
-    """Logits before temperature, [tokens, vocab] in at least float32, of ``hidden`` [tokens, hidden] and ``weight`` [vocab, hidden].
+    """Logits before temperature, [tokens, vocab] in at least float32; the one definition for training and rollout.
 
-    The one definition for training and rollout. On a GPU the product of bf16 operands is written in float32 directly.
+    On a GPU the product of bf16 operands is written in float32 directly; on a CPU it is rounded to bf16 first.
+
+    Args:
+        hidden: [tokens, hidden].
+        weight: [vocab, hidden].
     """
     logits = _matmul(hidden, weight.t())
     if bias is not None:

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from burnish.model.attention import ATTENTION_NAME, PackedContext
@@ -38,7 +45,9 @@ def load_config(
         raise ModelError(f"No Hugging Face configuration can be read from model path {path!r}: {error}") from error
     for key, value in (override_config or {}).items():
         if key in _RESERVED:
-            raise ModelError(f"override_config.{key} cannot be set: attention is burnish's own and dtype is an engine key.")
+            raise ModelError(
+                f"override_config.{key} cannot be set: attention is burnish's own and dtype is an engine key."
+            )
         if not hasattr(config, key):
             raise ModelError(f"override_config.{key}: {type(config).__name__} at {path!r} has no such key.")
         setattr(config, key, value)
@@ -140,7 +149,9 @@ def _load(
     # transformers would start missing weights at random and go on.
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ModelError(f"The weights at {path!r} lack {len(missing)} tensors of {type(model).__name__}: {missing[:5]}.")
+        raise ModelError(
+            f"The weights at {path!r} lack {len(missing)} tensors of {type(model).__name__}: {missing[:5]}."
+        )
     return _prepare(model, attn)
 
 
@@ -206,7 +217,9 @@ def check_model(model: PreTrainedModel) -> None:
         with torch.no_grad():
             ours = head_logits(hidden, head.weight, getattr(head, "bias", None), logit_transform(config))
         if not _close(ours, output, 1e-3):
-            raise ModelError(f"{name} cannot be used: it computes its logits in a way that burnish's head does not know.")
+            raise ModelError(
+                f"{name} cannot be used: it computes its logits in a way that burnish's head does not know."
+            )
 
 
 def _probe_outputs(model: PreTrainedModel, probe: _Probe) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,9 @@ def pack(input_ids: Tensor, attention_mask: Tensor, label_mask: Tensor, device: 
     position = attention_mask.long().cumsum(1) - 1
     last_wanted = torch.where(wanted, position, -1).amax(1, keepdim=True)
     if bool((wanted & (position == 0)).any()):
-        raise ValueError("A response token is wanted of a row that has no token before it: prompts need one token at least.")
+        raise ValueError(
+            "A response token is wanted of a row that has no token before it: prompts need one token at least."
+        )
     kept = attention_mask & (position < last_wanted)
     lengths = kept.sum(1)
     if not bool(kept.any()):

@@ -1,8 +1,8 @@
 """The two modules an engine trains: a policy (backbone and language-model head) and a value function."""
 
 import math
-from functools import partial
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +103,9 @@ def transformer_blocks(model: PreTrainedModel) -> list[nn.Module]:
     names = set(getattr(model, "_no_split_modules", None) or ())
     blocks = [module for module in model.modules() if type(module).__name__ in names]
     if not blocks:
-        raise ModelError(f"{type(model).__name__} does not name its blocks (_no_split_modules), so it cannot be sharded.")
+        raise ModelError(
+            f"{type(model).__name__} does not name its blocks (_no_split_modules), so it cannot be sharded."
+        )
     return blocks
 
 
@@ -115,7 +117,9 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     """
     layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     if not any(isinstance(module, GradientCheckpointingLayer) for module in layers):
-        raise ModelError(f"{type(model).__name__} cannot recompute its activations; set enable_gradient_checkpointing=false.")
+        raise ModelError(
+            f"{type(model).__name__} cannot recompute its activations; set enable_gradient_checkpointing=false."
+        )
     for module in layers:
         # Without reentry, so that keyword arguments and the attention context pass through.
         module.gradient_checkpointing = True  # type: ignore[assignment]

@@ -42,5 +42,5 @@ def build_rollout(policy: TrainedPolicy, config: ActorRolloutRefConfig, device: 
     dtype = policy.dtype if rollout.dtype == "auto" else getattr(torch, rollout.dtype)
     if policy.shares_storage and dtype == policy.dtype:
         return engine_cls(policy.module.model, rollout, shares_storage=True, device=device)
-    model = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype).to(device=torch.device(device))  # type: ignore[arg-type]
-    return engine_cls(model, rollout, shares_storage=False, device=device)
+    model: Any = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype)
+    return engine_cls(model.to(device), rollout, shares_storage=False, device=device)

@@ -120,9 +120,7 @@ class TaskRunner:
             return LocalResourcePoolManager(resource_pool_spec=spec, mapping=self.mapping)
         from burnish.single_controller.ray import ResourcePoolManager
 
-        return ResourcePoolManager(
-            resource_pool_spec=spec, mapping=self.mapping, use_gpu=trainer.device == "cuda"
-        )
+        return ResourcePoolManager(resource_pool_spec=spec, mapping=self.mapping, use_gpu=trainer.device == "cuda")
 
     def build_trainer(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
         """Data, reward and roles -> a trainer whose workers are not started yet."""

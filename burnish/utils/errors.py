@@ -3,6 +3,7 @@
 BurnishError
 ├── ConfigError       a key, a value, or several keys together (before anything heavy starts)
 ├── DataError         a file, a row or a prompt of a dataset
+├── BatchError        a DataProto whose keys, shapes or rows do not fit together (also a ValueError)
 ├── RewardError       a reward function or what it returned
 ├── ModelError        a model folder, its tokenizer or its architecture
 ├── RolloutError      a generation request or a rollout engine
@@ -25,6 +26,10 @@ class ConfigError(BurnishError):
 
 class DataError(BurnishError):
     """A dataset file or row cannot be used."""
+
+
+class BatchError(BurnishError, ValueError):
+    """The keys, shapes or rows of a batch do not fit together."""
 
 
 class RewardError(BurnishError):

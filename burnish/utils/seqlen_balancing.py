@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
-from burnish.utils.batch_error import BatchError
+from burnish.utils.errors import BatchError
 
 _Part = tuple[int, int, tuple[int, ...]]  # sum of lengths, number of items, indices
 

@@ -78,7 +78,8 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Variance of ``values`` where ``mask`` is 1, in two passes; unbiased divides by N - 1.
 
-    0 when fewer than two values are in the mask (where the unbiased variance is not defined).
+    0 when fewer than two values are in the mask (where the unbiased variance is not defined). No gradient is taken
+    through it.
     """
     mask = as_mask(mask, values)
     centered, _ = _centered(values, mask)
@@ -86,7 +87,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """(values - mean) * rsqrt(var + 1e-8) where ``mask`` is 1 and 0 elsewhere.
+    """(values - mean) * rsqrt(var + 1e-8) where ``mask`` is 1 and 0 elsewhere. No gradient is taken through it.
 
     Args:
         values: any shape.
@@ -97,22 +98,26 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     """
     mask = as_mask(mask, values)
     centered, mean = _centered(values, mask)
-    whitened = centered * torch.rsqrt(_mean_square(centered, mask, unbiased=True) + 1e-8)
-    return whitened if shift_mean else torch.where(mask, whitened + mean, 0.0)
+    whitened = centered.mul_(torch.rsqrt(_mean_square(centered, mask, unbiased=True) + 1e-8))
+    return whitened if shift_mean else whitened.add_(mean).masked_fill_(~mask, 0.0)
 
 
+@torch.no_grad()
 def _centered(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """``values - mean`` (0 outside the mask) and the mean."""
+    """``values - mean`` (a new tensor, 0 outside the mask) and the mean."""
+    values = at_least_fp32(values.detach())
     # Shifted by one of the values first: equal values then have a mean without rounding, and leave no float noise that
     # whitening would blow up by rsqrt(1e-8) = 1e4.
-    first = mask.flatten().to(torch.uint8).argmax() if mask.numel() else 0
-    pivot = at_least_fp32(values.flatten()[first]) if mask.numel() else values.new_zeros(())
-    centered = torch.where(mask, at_least_fp32(values) - pivot, 0.0)
-    offset = centered.sum() / mask.sum().clamp(min=1)
-    return torch.where(mask, centered - offset, 0.0), pivot + offset
+    pivot = values.flatten()[mask.flatten().to(torch.uint8).argmax()] if mask.any() else values.new_zeros(())
+    # In place from here on: a batch of long responses is large, and memory that was never touched is slow.
+    centered = torch.where(mask, values, pivot).sub_(pivot)
+    offset = centered.sum() / mask.count_nonzero().clamp(min=1)
+    return centered.sub_(offset).masked_fill_(~mask, 0.0), pivot + offset
 
 
 def _mean_square(centered: Tensor, mask: Tensor, unbiased: bool) -> Tensor:
-    count = mask.sum()
-    total = centered.square().sum() / (count - int(unbiased)).clamp(min=1)
-    return torch.where(count < 2, 0.0, total)
+    count = mask.count_nonzero()
+    # By rows first, so that no second matrix is made, and then in float64.
+    row_norms = torch.linalg.vector_norm(centered, dim=-1)
+    total = row_norms.double().square().sum() / (count - int(unbiased)).clamp(min=1)
+    return torch.where(count < 2, 0.0, total).to(centered.dtype)

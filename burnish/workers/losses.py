@@ -21,6 +21,7 @@ from burnish.core_algos.value_loss import compute_value_loss
 from burnish.engine import LossFn
 from burnish.protocol import DataProto
 
+
 def make_policy_loss(config: FSDPActorConfig) -> LossFn:
     """Policy loss - entropy_coeff * entropy + kl_loss_coef * KL, as the actor's configuration says."""
     policy_loss_fn = get_policy_loss_fn(config.policy_loss.loss_mode)

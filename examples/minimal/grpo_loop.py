@@ -3,8 +3,8 @@
     python examples/minimal/grpo_loop.py --steps 20
 
 Each step samples `n` responses to each prompt, scores them, compares each with the others of its prompt, and makes the
-better ones more likely. Everything that is left out here (many processes, several updates per batch, a reference policy, a
-critic, resuming) is in `burnish.trainer`, whose stages have these names and pass the same `DataProto` on.
+better ones more likely. What is left out here (many processes, several updates per batch, a reference policy, a critic,
+resuming) is in `burnish.trainer`, whose stages have these names and pass on the same `DataProto`.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Settings:
     """Held-out prompts that accuracy is measured on."""
     max_response_length: int = 8
     temperature: float = 1.0
-    lr: float = 1e-3
+    lr: float = 3e-4
     clip_grad: float = 1.0
     seed: int = 0
 
@@ -98,14 +98,14 @@ class GRPO:
         return rows.union(generated)
 
     def score(self, batch: DataProto) -> torch.Tensor:
-        """Reward: scores on the last token of each response [batch, response]; returns the score of each row [batch]."""
+        """Reward: adds scores, on the last token of each response; returns the score of each row [batch]."""
         result = self.reward(batch)
         batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = result.token_level_scores
         batch.batch["valid"] = result.valid
         return result.token_level_scores.sum(-1)
 
     def update(self, batch: DataProto) -> dict[str, float]:
-        """One optimizer step on the whole batch. The samples are the policy's own, so old log-probs are the present ones."""
+        """One optimizer step on the whole batch; the policy sampled it itself, so old log-probs are the present ones."""
         tensors = batch.batch
         packed = pack(tensors["input_ids"], tensors["attention_mask"], tensors["response_mask"])
         outputs = self.policy(packed, self.settings.temperature, ("log_probs", "entropy"))

@@ -81,7 +81,12 @@ def test_an_unknown_data_source_is_refused_before_training(tmp_path):
 
 
 def test_batch_sizes_that_do_not_divide_train_on_every_row(tmp_path):
-    tiny_run(tmp_path, "data.train_batch_size=7", "actor_rollout_ref.actor.ppo_mini_batch_size=3", "trainer.total_training_steps=1")
+    tiny_run(
+        tmp_path,
+        "data.train_batch_size=7",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        "trainer.total_training_steps=1",
+    )
     (metrics,) = logged(tmp_path)
     assert metrics["training/num_rows"] == 28
     assert metrics["training/num_valid_rows"] == 28
@@ -94,7 +99,12 @@ def flaky(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def test_a_reward_function_that_raises_or_returns_nan_is_counted_and_its_rows_left_out(tmp_path):
-    tiny_run(tmp_path, "data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16", parts=Parts(reward_fn=flaky))
+    tiny_run(
+        tmp_path,
+        "data.train_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        parts=Parts(reward_fn=flaky),
+    )
     metrics = logged(tmp_path)
     assert sum(m["reward/error_count"] for m in metrics) > 0
     assert sum(m["reward/non_finite_count"] for m in metrics) > 0

@@ -17,7 +17,6 @@ from transformers import LlamaConfig
 from burnish.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from burnish.core_algos.aggregation import agg_loss
 from burnish.core_algos.policy_losses import compute_policy_loss_vanilla
-from burnish.core_algos.value_loss import compute_value_loss
 from burnish.engine import FSDPEngine
 from burnish.model.load import build_causal_lm
 from burnish.protocol import DataProto
@@ -27,18 +26,18 @@ VOCAB = 48
 
 def tiny_config(**changes: Any) -> LlamaConfig:
     """A tied Llama of two layers."""
-    settings: dict[str, Any] = dict(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     return LlamaConfig(**(settings | changes))
 
 
@@ -149,7 +148,9 @@ def my_share(batch: DataProto, uneven: bool = False) -> DataProto:
     return batch.chunk(world)[rank]
 
 
-def train(engine: FSDPEngine, *, steps: int, micro_batch_size: int, uneven: bool = False, mode: str = "token-mean") -> dict[str, Any]:
+def train(
+    engine: FSDPEngine, *, steps: int, micro_batch_size: int, uneven: bool = False, mode: str = "token-mean"
+) -> dict[str, Any]:
     """Trains ``steps`` steps and returns what must not depend on the number of ranks."""
     dtype = torch.float64 if engine.dtype == torch.float64 else torch.float32
     result: dict[str, Any] = {"metrics": [], "updates": []}
@@ -186,7 +187,8 @@ def run_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
         engine.save_checkpoint(out / save)
         result["after_save"] = train(engine, **how)
     result["name"] = name
-    result["log_probs"] = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=("values",) if engine.kind == "value" else ("log_probs",))  # fmt: skip
+    outputs = ("values",) if engine.kind == "value" else ("log_probs",)
+    result["log_probs"] = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=outputs)
     return result
 
 

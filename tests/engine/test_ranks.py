@@ -24,7 +24,11 @@ def run_ranks(out: Path, cases: list[dict[str, Any]], world: int = 2) -> list[di
     arguments = [str(world), str(out / "store"), str(out), json.dumps(cases)]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, str(rank), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(world)
     ]
@@ -37,9 +41,8 @@ def run_ranks(out: Path, cases: list[dict[str, Any]], world: int = 2) -> list[di
 def case(dtype: str, fsdp_size: int, module: str = "policy", **more: Any) -> dict[str, Any]:
     # Uneven shares, so that one rank has fewer micro-batches than the other.
     name = f"{dtype}-{'sharded' if fsdp_size == -1 else 'replicated'}-{module}" + "-resumed" * ("load" in more)
-    return dict(
-        name=name, dtype=dtype, fsdp_size=fsdp_size, module=module, steps=3, micro_batch_size=2, uneven=True, **more
-    )  # fmt: skip
+    shape = {"dtype": dtype, "fsdp_size": fsdp_size, "module": module}
+    return {"name": name, "steps": 3, "micro_batch_size": 2, "uneven": True} | shape | more
 
 
 CASES = [
@@ -119,12 +122,18 @@ def test_ranks_agree_to_the_bit_on_the_weights_and_what_they_infer(name: str, tw
 
 @pytest.mark.parametrize(
     ("name", "save"),
-    [("float64-sharded-policy", "two_float64"), ("float32-sharded-value", "two_value"), ("bfloat16-sharded-policy", "two_bfloat16")],
-)  # fmt: skip
+    [
+        ("float64-sharded-policy", "two_float64"),
+        ("float32-sharded-value", "two_value"),
+        ("bfloat16-sharded-policy", "two_bfloat16"),
+    ],
+)
 def test_one_rank_goes_on_from_a_checkpoint_of_two(name: str, save: str, two_ranks: Any, tmp_path: Path) -> None:
     out, results = two_ranks
     same = next(each for each in CASES if each["name"] == name)
-    resumed = run_case({key: value for key, value in same.items() if key != "save"} | {"load": str(out / save)}, tmp_path)
+    resumed = run_case(
+        {key: value for key, value in same.items() if key != "save"} | {"load": str(out / save)}, tmp_path
+    )
     tolerance = TOLERANCE[name.split("-")[0]]
     assert distance(resumed["weights"], results[0][name]["after_save"]["weights"]) < 10 * tolerance
 
@@ -134,3 +143,10 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one(layout: str, two_ranks: Any, s
     expected = saved_by_one[1]["after_save"]["weights"]
     for rank in two_ranks[1]:
         assert distance(rank[f"float64-{layout}-policy-resumed"]["weights"], expected) < 1e-9
+
+
+@pytest.mark.slow
+def test_copies_that_are_sharded_each_over_two_of_four_ranks_agree_with_one(tmp_path: Path, one_rank: Any) -> None:
+    cases = [case("float64", 2) | {"name": "float64-sharded-policy", "uneven": False}]
+    for rank in run_ranks(tmp_path, cases, world=4):
+        assert distance(rank["float64-sharded-policy"]["weights"], one_rank["float64-sharded-policy"]["weights"]) < 1e-9

@@ -32,7 +32,9 @@ def test_cosine_falls_from_the_full_rate_towards_the_least_one() -> None:
     halfway = 0.1 + 0.9 * 0.5
     assert cosine[7] == pytest.approx(halfway)
     assert cosine[-1] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.9)))
-    assert lr_at(100, FSDPOptimizerConfig(lr=1.0, lr_scheduler_type="cosine", min_lr_ratio=0.1), 12) == pytest.approx(0.1)
+    assert lr_at(100, FSDPOptimizerConfig(lr=1.0, lr_scheduler_type="cosine", min_lr_ratio=0.1), 12) == pytest.approx(
+        0.1
+    )
 
 
 def test_own_length_of_the_schedule_comes_before_the_run() -> None:

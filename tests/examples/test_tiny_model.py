@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from examples.tiny_model.data import DATA_SOURCE, FOLDER, Problem, all_problems, split_problems, write_data
+from examples.tiny_model.data import (
+    DATA_SOURCE,
+    FOLDER,
+    NUM_TEST,
+    NUM_TRAIN,
+    Problem,
+    all_problems,
+    split_problems,
+    write_data,
+)
 from examples.tiny_model.make_model import IGNORED, Lessons, answer_all, build_model, measure, prompt_ids, train
 from examples.tiny_model.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
@@ -73,7 +82,8 @@ def test_chat_template_renders_turns_and_opens_the_assistants(tokenizer: PreTrai
     closed = "<|system|>Be exact.<|end|><|user|>17+25=<|end|><|assistant|>42<|end|>"
     assert tokenizer.apply_chat_template(messages, tokenize=False) == closed
     opened = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
-    assert closed.startswith(opened) and opened.endswith("<|assistant|>")
+    assert closed.startswith(opened)
+    assert opened.endswith("<|assistant|>")
     ids = tokenizer.apply_chat_template(messages[1:2], add_generation_prompt=True)["input_ids"]
     assert ids == prompt_ids(tokenizer, Problem(17, "+", 25))
 
@@ -95,7 +105,8 @@ def test_test_problems_are_held_out_of_everything_even_mirrored() -> None:
     train_rows = {problem_of(row) for row in read_rows("train")}
     test_rows = {problem_of(row) for row in read_rows("test")}
     _, _, rest = split_problems()
-    assert len(train_rows) == len(read_rows("train")) and len(test_rows) == len(read_rows("test"))
+    assert (len(train_rows), len(test_rows)) == (NUM_TRAIN, NUM_TEST)
+    assert (len(read_rows("train")), len(read_rows("test"))) == (NUM_TRAIN, NUM_TEST)
     assert train_rows <= set(rest)
     held_out = test_rows | {problem.mirrored for problem in test_rows}
     assert held_out.isdisjoint(rest)
@@ -125,7 +136,7 @@ def test_careless_answers_forget_the_carry_and_nothing_else(problem: Problem, an
 
 
 def test_no_answer_is_negative_however_careless() -> None:
-    assert all(problem.answer >= 0 and problem.careless_answer >= 0 for problem in all_problems())
+    assert min(min(problem.answer, problem.careless_answer) for problem in all_problems()) >= 0
 
 
 # Model
@@ -134,7 +145,8 @@ def test_no_answer_is_negative_however_careless() -> None:
 def test_model_folder_loads_with_its_size_and_ids(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     assert 0.5e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.5e6
     assert model.config.vocab_size == len(tokenizer)
-    assert model.config.tie_word_embeddings and model.get_output_embeddings().weight is model.model.embed_tokens.weight
+    assert model.config.tie_word_embeddings
+    assert model.get_output_embeddings().weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_token_id
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id
     assert model.dtype == torch.float32
@@ -149,21 +161,25 @@ def test_greedy_answers_are_digits_and_an_end(model: LlamaForCausalLM, tokenizer
 
 def test_model_half_knows_the_held_out_problems(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     _, test, _ = split_problems()
-    known = measure(model, tokenizer, test[:128], samples=8)
+    known = measure(model, tokenizer, test[:128], samples=4)
     assert 0.30 < known["sampled_accuracy"] < 0.55
     assert known["greedy_accuracy"] < 0.55
     assert known["sampled_accuracy_without_carry"] > 0.9
-    assert known["mixed_groups"] > 0.6
+    assert known["mixed_groups"] > 0.5
     assert known["well_formed"] > 0.99
 
 
 def test_lessons_have_labels_on_answers_only(tokenizer: PreTrainedTokenizerFast) -> None:
-    input_ids, labels = Lessons([Problem(17, "+", 25)], tokenizer, seed=0).draw(4)
-    prompt = prompt_ids(tokenizer, Problem(17, "+", 25))
-    for row, row_labels in zip(input_ids.tolist(), labels.tolist(), strict=True):
-        assert row[: len(prompt)] == prompt and row_labels[: len(prompt)] == [IGNORED] * len(prompt)
-        assert tokenizer.decode(row[len(prompt) :]) in {"42<|end|>", "32<|end|>"}
-        assert row_labels[len(prompt) :] == row[len(prompt) :]
+    input_ids, labels = Lessons([Problem(17, "+", 25), Problem(1, "-", 1)], tokenizer, seed=0).draw(16)
+    right_or_careless = {"<|user|>17+25=<|end|><|assistant|>": {"42", "32"}, "<|user|>1-1=<|end|><|assistant|>": {"0"}}
+    for row, row_labels in zip(input_ids, labels, strict=True):
+        labelled = row_labels != IGNORED
+        assert torch.equal(row_labels[labelled], row[labelled])
+        start = int(labelled.nonzero()[0])
+        answer, end = tokenizer.decode(row[labelled][:-1]), row[labelled][-1]
+        assert answer in right_or_careless[tokenizer.decode(row[:start])]
+        assert end == tokenizer.eos_token_id
+        assert (row[start + int(labelled.sum()) :] == tokenizer.pad_token_id).all()
 
 
 def test_making_is_decided_by_the_seed(tokenizer: PreTrainedTokenizerFast) -> None:

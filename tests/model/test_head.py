@@ -12,7 +12,8 @@ TRANSFORMS = {"plain": LogitTransform(), "scaled": LogitTransform(0.4), "capped"
 def inputs(dtype: torch.dtype = torch.float64, tokens: int = 13) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in [(tokens, 8), (11, 8), (11,)]
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+        for shape in [(tokens, 8), (11, 8), (11,)]
     )
     labels = torch.randint(0, 11, (tokens,), generator=generator)
     return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), labels
@@ -22,7 +23,14 @@ def inputs(dtype: torch.dtype = torch.float64, tokens: int = 13) -> tuple[Tensor
 def test_values_equal_those_of_full_logits(name: str) -> None:
     hidden, weight, bias, labels = inputs()
     ours = fused_head(
-        hidden, weight, labels, bias=bias, transform=TRANSFORMS[name], temperature=0.7, outputs=HEAD_OUTPUTS, chunk_size=5
+        hidden,
+        weight,
+        labels,
+        bias=bias,
+        transform=TRANSFORMS[name],
+        temperature=0.7,
+        outputs=HEAD_OUTPUTS,
+        chunk_size=5,
     )
     log_probs = (head_logits(hidden, weight, bias, TRANSFORMS[name]) / 0.7).log_softmax(-1)
     torch.testing.assert_close(ours["log_probs"], log_probs.gather(1, labels[:, None])[:, 0])
@@ -37,7 +45,14 @@ def test_closed_form_gradients_equal_numerical_ones(name: str, outputs: tuple[st
 
     def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         values = fused_head(
-            hidden, weight, labels, bias=bias, transform=TRANSFORMS[name], temperature=1.3, outputs=outputs, chunk_size=2
+            hidden,
+            weight,
+            labels,
+            bias=bias,
+            transform=TRANSFORMS[name],
+            temperature=1.3,
+            outputs=outputs,
+            chunk_size=2,
         )
         return tuple(values.values())
 

@@ -14,10 +14,12 @@ from burnish.model.policy import PolicyModule, ValueModule, set_dtype, transform
 from burnish.utils.errors import ModelError
 from tests.model.tiny_models import FAMILIES, build
 
-SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2)
+SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("config", [MambaConfig(**SMALL), BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4)])
+@pytest.mark.parametrize(
+    "config", [MambaConfig(**SMALL), BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4)]
+)
 def test_layers_whose_attention_cannot_be_replaced_are_named(config) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ModelError, match=r"ForCausalLM cannot be used: layers \[0, 1\] of 2"):
         build_causal_lm(config)

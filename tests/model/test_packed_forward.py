@@ -61,7 +61,9 @@ def test_ratio_is_one_whatever_the_micro_batches() -> None:
     prompts, responses = random_rows([(4, 6)] * 8)
     with torch.no_grad():
         together = packed_log_probs(model, padded_rows(prompts, responses))
-        alone = torch.cat([packed_log_probs(model, padded_rows([p], [r])) for p, r in zip(prompts, responses, strict=True)])
+        alone = torch.cat(
+            [packed_log_probs(model, padded_rows([p], [r])) for p, r in zip(prompts, responses, strict=True)]
+        )
     assert float(((together - alone).exp() - 1).abs().max()) < 1e-5
 
 

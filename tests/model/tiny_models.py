@@ -25,20 +25,20 @@ from burnish.model.load import build_causal_lm
 
 VOCAB = 61
 
-_COMMON: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
     # Large weights, so that a wrong mask or position shows in the log-probs.
-    initializer_range=0.2,
-)
+    "initializer_range": 0.2,
+}
 
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_COMMON, tie_word_embeddings=True),
@@ -53,7 +53,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "granite": GraniteConfig(**_COMMON, logits_scaling=3.0, attention_multiplier=0.2, residual_multiplier=0.7),
     "cohere": CohereConfig(**_COMMON, logit_scale=0.25),
     "qwen3_moe": Qwen3MoeConfig(**_COMMON, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
-    "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=2, bos_token_id=1),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=2, bos_token_id=1
+    ),
 }
 
 

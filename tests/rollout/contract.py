@@ -128,6 +128,20 @@ class RolloutContract:
         assert all(module.training for module in model.modules())
         assert all(parameter.requires_grad for parameter in model.parameters())
 
+    def test_the_model_runs_in_evaluation_mode_and_without_gradients(self) -> None:
+        model = tiny_llama().train()
+        seen = set()
+        model.model.register_forward_hook(lambda m, _, out: seen.add((m.training, out[0].requires_grad)))
+        self.make(model).generate(make_requests(), self.sampled)
+        assert seen == {(False, False)}
+
+    def test_the_models_own_generation_defaults_do_not_count(self) -> None:
+        model, requests = tiny_llama(), make_requests()
+        expected = self.make(model).generate(requests, self.sampled)
+        model.generation_config.update(repetition_penalty=5.0, eos_token_id=5, no_repeat_ngram_size=1, min_new_tokens=9)
+        assert_same_responses(self.make(model).generate(requests, self.sampled), expected)
+        assert model.generation_config.repetition_penalty == 5.0
+
     def test_any_of_several_eos_tokens_ends_a_response_and_is_its_last_token(self) -> None:
         sampling = SamplingParams(max_new_tokens=40, temperature=1.5, eos_token_ids=(2, 7, 11))
         responses = self.make().generate(make_requests(6, 6), sampling)

@@ -17,6 +17,7 @@ from burnish.single_controller import (
     RayClassWithInitArgs,
     Worker,
     WorkerGroup,
+    create_colocated_worker_cls,
     get_predefined_dispatch_fn,
     register,
     register_dispatch_mode,
@@ -27,25 +28,24 @@ CONTROLLERS = ("local", "ray1", "ray2")
 
 
 @pytest.fixture(scope="module")
-def pools(ray_started) -> Iterator[dict]:
-    """Pools of one, two and four processes."""
-    from burnish.single_controller.ray import RayResourcePool
+def roles(ray_started) -> Iterator[dict[str, dict[str, WorkerGroup]]]:
+    """Groups of EveryMode and Mesh, in the same processes, by controller and number of workers."""
+    from burnish.single_controller.ray import RayResourcePool, RayWorkerGroup
 
-    pools = {f"ray{size}": RayResourcePool([size], use_gpu=False, name_prefix=f"ray{size}") for size in (1, 2, 4)}
-    yield pools
+    both = {"every": RayClassWithInitArgs(EveryMode, offset=0.5), "mesh": RayClassWithInitArgs(Mesh)}
+    made = create_colocated_worker_cls(both)
+    pools = {f"ray{size}": RayResourcePool([size], use_gpu=False, name_prefix=f"ray{size}") for size in (1, 2)}
+    groups: dict[str, WorkerGroup] = {name: RayWorkerGroup(pool, made) for name, pool in pools.items()}
+    groups["local"] = LocalWorkerGroup(None, made)
+    yield {name: group.spawn(both) for name, group in groups.items()}
     for pool in pools.values():
         pool.release()
 
 
 @pytest.fixture(scope="module")
-def groups(pools: dict) -> dict[str, WorkerGroup]:
-    """A group of EveryMode by controller and number of workers."""
-    from burnish.single_controller.ray import RayWorkerGroup
-
-    made = RayClassWithInitArgs(EveryMode, offset=0.5)
-    return {name: RayWorkerGroup(pool, made) for name, pool in pools.items() if name in CONTROLLERS} | {
-        "local": LocalWorkerGroup(None, made)
-    }
+def groups(roles) -> dict[str, WorkerGroup]:
+    """The groups of EveryMode."""
+    return {name: by_role["every"] for name, by_role in roles.items()}
 
 
 @pytest.fixture(params=CONTROLLERS)
@@ -72,12 +72,10 @@ def test_one_to_all_gives_every_rank_the_same_and_a_list_back(group):
 def test_lists_by_rank_are_taken_apart_and_never_guessed_at(group, method):
     ranks = range(group.world_size)
     if method == "all_to_all":
-        assert group.all_to_all([10 + rank for rank in ranks], b=[rank for rank in ranks]) == [
-            10 + 2 * r for r in ranks
-        ]
+        assert group.all_to_all([10 + rank for rank in ranks], b=list(ranks)) == [10 + 2 * r for r in ranks]
     else:
         assert group.dp_compute([[rank, 5] for rank in ranks]) == [rank + 5 for rank in ranks]
-    with pytest.raises(WorkerError, match="one value for each of the .* ranks, but got a int"):
+    with pytest.raises(WorkerError, match=r"one value for each of the .* ranks, but got a int"):
         getattr(group, method)(7)
     with pytest.raises(WorkerError, match="but got a list of 5"):
         getattr(group, method)([1, 2, 3, 4, 5])
@@ -124,7 +122,7 @@ def test_a_function_goes_to_every_rank_before_the_batch(group):
 def test_metrics_come_as_a_list_by_rank(group):
     metrics = group.metric(numbers(4))
     assert len(metrics) == group.world_size
-    assert sum((m["x"] for m in metrics), []) == [0, 1, 2, 3]
+    assert [x for rank in metrics for x in rank["x"]] == [0, 1, 2, 3]
 
 
 def test_rows_that_pad_a_batch_count_in_no_mask(groups):
@@ -186,38 +184,34 @@ def test_a_group_method_keeps_name_and_docstring(group):
     assert group.only_first.__doc__ == "A docstring that the group's method keeps."
 
 
-@pytest.fixture(scope="module")
-def mesh_group(pools: dict) -> WorkerGroup:
-    """Four ranks, two by data times two by tensor, on a pool of four processes."""
-    from burnish.single_controller.ray import RayWorkerGroup
+@pytest.mark.parametrize("name", CONTROLLERS)
+@pytest.mark.parametrize("num_rows", [3, 4])
+def test_rows_follow_the_mesh_and_come_back_in_order(roles, name, num_rows):
+    group = roles[name]["mesh"]
+    expected = [2.0 * row for row in range(num_rows)]
+    last = group.world_size - 1
+    result = group.reversed(numbers(num_rows))
+    assert result.batch["y"].tolist() == expected
+    # The last rank has the first rows.
+    assert result.batch["rank"][0] == last
+    assert result.batch["rank"][-1] == 0
+    result = group.replicated(numbers(num_rows))
+    assert result.batch["y"].tolist() == expected
+    assert result.batch["rank"].tolist() == [last] * num_rows
+    assert group.reversed_later(group.reversed_later(numbers(num_rows))).get().batch["x"].tolist() == [
+        2 * value for value in expected
+    ]
 
-    return RayWorkerGroup(pools["ray4"], RayClassWithInitArgs(Mesh, tensor_parallel=2))
 
-
-def test_ranks_of_one_mesh_index_get_the_same_rows_and_one_of_them_answers(mesh_group):
-    for data in (numbers(4), numbers(3)):
-        result = mesh_group.infer(data)
-        assert result.batch["y"].tolist() == [2.0 * row for row in range(len(data))]
-        assert result.batch["rank"].tolist() == [0, 0, 2, 2][: len(data)]
-        assert mesh_group.infer_later(mesh_group.infer_later(data)).get().batch["x"].tolist() == [
-            4.0 * row for row in range(len(data))
-        ]
-
-
-def test_a_mesh_that_does_not_cover_the_rows_is_refused(mesh_group):
+def test_a_mesh_that_does_not_cover_the_rows_is_refused(roles):
     with pytest.raises(WorkerError, match="exactly one rank that collects"):
-        mesh_group.on_broken_mesh(numbers(4))
-
-
-def test_a_group_of_one_dispatches_by_mesh_too():
-    group = LocalWorkerGroup(None, RayClassWithInitArgs(Mesh, tensor_parallel=1))
-    assert group.infer(numbers(3)).batch["y"].tolist() == [0, 2, 4]
-    with pytest.raises(WorkerError, match=r"no place on a mesh 'unknown' \(known: infer, broken\)"):
-        group.on_unknown_mesh(numbers(3))
+        roles["ray2"]["mesh"].on_broken_mesh(numbers(4))
+    with pytest.raises(WorkerError, match=r"no place on a mesh 'unknown' \(known: reversed, replicated, broken\)"):
+        roles["local"]["mesh"].on_unknown_mesh(numbers(3))
 
 
 def test_a_result_that_is_no_batch_is_refused_where_batches_are_joined():
-    with pytest.raises(WorkerError, match="Rank 0 returned a int .* DP_COMPUTE_METRIC"):
+    with pytest.raises(WorkerError, match=r"Rank 0 returned a int .* DP_COMPUTE_METRIC"):
         LocalWorkerGroup(None, RayClassWithInitArgs(EveryMode)).no_proto(numbers(2))
 
 
@@ -234,7 +228,7 @@ def test_modes_that_contradict_each_other_are_refused():
         register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
     with pytest.raises(WorkerError, match="'dispatch_fn' and 'collect_fn'"):
         register(dispatch_mode={"dispatch_fn": len})
-    with pytest.raises(WorkerError, match="no dispatch mode 'TWICE'. Known: RANK_ZERO"):
+    with pytest.raises(WorkerError, match=r"no dispatch mode 'TWICE'. Known: RANK_ZERO"):
         get_predefined_dispatch_fn("TWICE")
     with pytest.raises(WorkerError, match="exists already"):
         register_dispatch_mode("ONE_TO_ALL", len, len)
@@ -260,7 +254,7 @@ def test_a_method_may_not_hide_one_of_the_group():
         def shutdown(self) -> None:
             pass
 
-    with pytest.raises(WorkerError, match="Shadows.shutdown cannot be registered"):
+    with pytest.raises(WorkerError, match=r"Shadows.shutdown cannot be registered"):
         LocalWorkerGroup(None, RayClassWithInitArgs(Shadows))
 
 

@@ -1,11 +1,10 @@
 """A worker that raises, dies or hangs ends the call with its name, the stage and the cause; nothing waits for ever."""
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
-from workers_for_tests import EveryMode, FailsInConstructor, Fragile, Place, numbers
+from workers_for_tests import EveryMode, FailsInConstructor, Fragile, Place, numbers, wait_until_gone
 
 from burnish.single_controller import Dispatch, LocalWorkerGroup, RayClassWithInitArgs, Worker, register
 from burnish.single_controller.ray import RayResourcePool, RayWorkerGroup
@@ -15,18 +14,21 @@ pytestmark = pytest.mark.usefixtures("ray_started")
 
 
 @pytest.fixture(scope="module")
-def pool(ray_started):
-    pool = RayResourcePool([2], use_gpu=False)
-    yield pool
-    pool.release()
+def pools(ray_started) -> Iterator[dict[int, RayResourcePool]]:
+    """Pools by their number of processes."""
+    pools = {size: RayResourcePool([size], use_gpu=False) for size in (1, 2)}
+    yield pools
+    for pool in pools.values():
+        pool.release()
 
 
 @pytest.fixture
-def start(pool) -> Callable[..., RayWorkerGroup]:
+def start(pools) -> Iterator[Callable[..., RayWorkerGroup]]:
+    """Starts groups that end with the test."""
     groups = []
 
-    def start(cls: type = Fragile, **kwargs) -> RayWorkerGroup:
-        groups.append(RayWorkerGroup(pool, RayClassWithInitArgs(cls), **kwargs))
+    def start(num_workers: int, cls: type = Fragile, **kwargs) -> RayWorkerGroup:
+        groups.append(RayWorkerGroup(pools[num_workers], RayClassWithInitArgs(cls), **kwargs))
         return groups[-1]
 
     yield start
@@ -34,24 +36,8 @@ def start(pool) -> Callable[..., RayWorkerGroup]:
         group.shutdown()
 
 
-def assert_gone(pids: list[int]) -> None:
-    """The processes end within seconds."""
-    deadline = time.monotonic() + 20
-    while alive := [pid for pid in pids if _is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.1)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_an_exception_names_worker_stage_and_cause_while_the_other_rank_hangs(start):
-    group = start(name_prefix="actor")
+    group = start(2, name_prefix="actor")
     pids = group.pid()
     with pytest.raises(WorkerError) as caught:
         group.raise_on(1)
@@ -60,7 +46,7 @@ def test_an_exception_names_worker_stage_and_cause_while_the_other_rank_hangs(st
     assert f"pid {pids[1]}) failed in raise_on: ValueError: the weights are upside down" in message
     assert type(caught.value.__cause__) is ValueError
     assert any("workers_for_tests.py" in note for note in caught.value.__cause__.__notes__)
-    assert_gone(pids)
+    wait_until_gone(pids)
     with pytest.raises(
         WorkerError, match="pid cannot run, since actor was stopped by an earlier failure: actor rank 1"
     ):
@@ -68,74 +54,58 @@ def test_an_exception_names_worker_stage_and_cause_while_the_other_rank_hangs(st
 
 
 def test_a_killed_worker_is_named_and_its_peer_does_not_hang(start):
-    group = start()
+    group = start(2)
     pids = group.pid()
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=rf"^Fragile rank 1 of 2 \(node .*pid {pids[1]}\) died in die_on: "):
         group.die_on(1)
     assert time.monotonic() - begin < 30
-    assert_gone(pids)
+    wait_until_gone(pids)
 
 
 def test_a_stage_that_takes_too_long_names_who_did_not_answer(start):
-    group = start(stage_timeout=1.5)
+    group = start(2, stage_timeout=1.5)
     pids = group.pid()
     with pytest.raises(WorkerError) as caught:
         group.sleep_on(1, 600)
     message = str(caught.value)
     assert "did not finish sleep_on within 1.5 s (trainer.stage_timeout). No answer from: rank 1 of 2" in message
     assert "rank 0" not in message
-    assert_gone(pids)
+    wait_until_gone(pids)
 
 
 def test_a_call_that_was_not_waited_for_fails_where_its_result_is_needed(start):
-    group = start()
-    future = group.fail_later(numbers(2))
-    with pytest.raises(WorkerError, match="failed in fail_later: ValueError: too late"):
-        future.get()
-    with pytest.raises(WorkerError):
-        future.get()
-
-
-def test_a_failed_future_names_its_own_stage_and_not_the_one_that_waited_for_it(start):
-    failing, waiting = start(), start(EveryMode)
-    with pytest.raises(WorkerError, match="^Fragile rank . of 2 .* failed in fail_later: ValueError: too late"):
-        waiting.proto(failing.fail_later(numbers(2)))
+    failing, waiting = start(1), start(1, EveryMode)
+    future = failing.fail_later(numbers(2))
+    # The call that needs the result is not the one that failed.
+    with pytest.raises(WorkerError, match=r"^Fragile rank 0 of 1 .* failed in fail_later: ValueError: too late"):
+        waiting.proto(future)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="failed in fail_later: ValueError: too late"):
+            future.get()
 
 
 def test_an_error_that_does_not_travel_is_still_told(start):
-    with pytest.raises(WorkerError, match="(?s)failed in raise_own_error.*this and that"):
-        start().raise_own_error()
+    with pytest.raises(WorkerError, match=r"(?s)failed in raise_own_error.*this and that"):
+        start(1).raise_own_error()
 
 
 def test_a_worker_that_cannot_be_made_says_why(start):
-    with pytest.raises(
-        WorkerError, match="FailsInConstructor rank . of 2 .* failed in __init__: OSError: no such model"
-    ):
-        start(FailsInConstructor)
+    with pytest.raises(WorkerError, match=r"FailsInConstructor rank 0 of 1 .* failed in __init__: OSError: no such"):
+        start(1, FailsInConstructor)
     with pytest.raises(WorkerError, match="failed in __init__: OSError: no such model"):
         LocalWorkerGroup(None, RayClassWithInitArgs(FailsInConstructor))
 
 
-def test_a_class_that_cannot_travel_is_refused_with_the_way_out(pool):
+def test_a_class_that_cannot_travel_is_refused_with_the_way_out(pools):
     unpicklable = (value for value in ())
     with pytest.raises(WorkerError, match="EveryMode and its arguments cannot be sent to the workers"):
-        RayWorkerGroup(pool, RayClassWithInitArgs(EveryMode, unpicklable))
+        RayWorkerGroup(pools[1], RayClassWithInitArgs(EveryMode, unpicklable))
 
 
-def test_shutdown_ends_the_processes_and_may_be_called_again(start):
-    group = start()
-    pids = group.pid()
-    group.shutdown()
-    group.shutdown()
-    assert_gone(pids)
-    with pytest.raises(WorkerError, match="pid cannot run, since Fragile was shut down"):
-        group.pid()
-
-
-def test_processes_that_do_not_start_in_time_are_named(pool):
+def test_processes_that_do_not_start_in_time_are_named(pools):
     with pytest.raises(WorkerError, match=r"did not finish start within 0.01 s \(start_timeout\)"):
-        RayWorkerGroup(pool, RayClassWithInitArgs(Place), start_timeout=0.01)
+        RayWorkerGroup(pools[1], RayClassWithInitArgs(Place), start_timeout=0.01)
 
 
 class InThisProcess(Worker):
@@ -156,7 +126,7 @@ class InThisProcess(Worker):
 
 def test_the_local_controller_names_stage_and_cause_too():
     group = LocalWorkerGroup(None, RayClassWithInitArgs(InThisProcess), name_prefix="actor")
-    with pytest.raises(WorkerError, match="^actor rank 0 of 1 .* failed in fail: KeyError: 'gone'") as caught:
+    with pytest.raises(WorkerError, match=r"^actor rank 0 of 1 .* failed in fail: KeyError: 'gone'") as caught:
         group.fail()
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(KeyboardInterrupt):
@@ -169,4 +139,3 @@ def test_the_local_controller_ends_a_stage_that_takes_too_long():
     with pytest.raises(WorkerError, match=r"did not finish hang within 0.3 s \(trainer.stage_timeout\)"):
         group.hang()
     assert time.monotonic() - begin < 5
-    assert os.getpid()

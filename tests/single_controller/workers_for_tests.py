@@ -3,7 +3,9 @@
 import os
 import signal
 import time
+from pathlib import Path
 
+import ray
 import torch
 import torch.distributed as dist
 
@@ -33,6 +35,22 @@ def numbers(num_rows: int) -> DataProto:
 def add(x: torch.Tensor, amount: float) -> torch.Tensor:
     """A function for DP_COMPUTE_PROTO_WITH_FUNC."""
     return x + amount
+
+
+def wait_until_gone(pids: list[int], seconds: float = 30.0) -> None:
+    """Asserts that the processes end in time."""
+    deadline = time.monotonic() + seconds
+    while alive := [pid for pid in pids if _is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 class EveryMode(Worker):
@@ -128,21 +146,29 @@ class EveryMode(Worker):
 
 
 class Mesh(Worker):
-    """Ranks on a mesh of data x tensor parallel, or on one of their own where the world is smaller."""
+    """Ranks on a mesh of data in reversed order, and on one whose ranks all have the same rows."""
 
-    def __init__(self, tensor_parallel: int) -> None:
-        dp_rank, tp_rank = divmod(self.rank, tensor_parallel)
-        self._register_dispatch_collect_info("infer", dp_rank, is_collect=tp_rank == 0)
+    def __init__(self) -> None:
+        last = self.world_size - 1
+        self._register_dispatch_collect_info("reversed", last - self.rank, is_collect=True)
+        self._register_dispatch_collect_info("replicated", 0, is_collect=self.rank == last)
         self._register_dispatch_collect_info("broken", 0, is_collect=True)
 
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("infer"))
-    def infer(self, data: DataProto) -> DataProto:
+    def _doubled(self, data: DataProto) -> DataProto:
         return DataProto.from_dict(
             tensors={"y": data.batch["x"] * 2, "rank": torch.full((len(data),), self.rank)},
         )
 
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("infer"), blocking=False)
-    def infer_later(self, data: DataProto) -> DataProto:
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("reversed"))
+    def reversed(self, data: DataProto) -> DataProto:
+        return self._doubled(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("replicated"))
+    def replicated(self, data: DataProto) -> DataProto:
+        return self._doubled(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("reversed"), blocking=False)
+    def reversed_later(self, data: DataProto) -> DataProto:
         return DataProto.from_dict(tensors={"x": data.batch["x"] * 2})
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("broken"))
@@ -167,6 +193,7 @@ class Place(Worker):
             "local_rank": self.local_rank,
             "master_port": self.master_port,
             "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
             "threads": torch.get_num_threads(),
         }
 
@@ -184,6 +211,10 @@ class Place(Worker):
 
 class OtherPlace(Place):
     """A second role, so that two classes share a process."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def only_of_critic(self) -> None:
+        pass
 
 
 class OwnError(Exception):

@@ -29,7 +29,9 @@ def steps_of(planned: DataProto, dp_size: int) -> list[set[int]]:
     """The rows that count in each step, put together from the ranks' slices."""
     steps: dict[int, set[int]] = {}
     for part in planned.chunk(dp_size):
-        for row, step, mask in zip(part.batch["row"], part.batch["mini_batch_id"], part.batch["loss_mask"], strict=True):
+        for row, step, mask in zip(
+            part.batch["row"], part.batch["mini_batch_id"], part.batch["loss_mask"], strict=True
+        ):
             if mask.any():
                 steps.setdefault(int(step), set()).add(int(row))
     return [steps[i] for i in sorted(steps)]
@@ -40,9 +42,7 @@ def steps_of(planned: DataProto, dp_size: int) -> list[set[int]]:
 def test_any_number_of_ranks_takes_the_same_steps(shuffle_seed, balance):
     batch = make_batch(num_prompts=7, n=3)
     plans = {
-        dp_size: plan_mini_batches(
-            batch, num_prompts=2, dp_size=dp_size, shuffle_seed=shuffle_seed, balance=balance
-        )
+        dp_size: plan_mini_batches(batch, num_prompts=2, dp_size=dp_size, shuffle_seed=shuffle_seed, balance=balance)
         for dp_size in (1, 2, 4)
     }
     expected = steps_of(plans[1], 1)
@@ -56,7 +56,9 @@ def test_any_number_of_ranks_takes_the_same_steps(shuffle_seed, balance):
 def test_groups_stay_whole():
     planned = plan_mini_batches(make_batch(6, 4), num_prompts=2, dp_size=1, shuffle_seed=5)
     for uid in set(planned.non_tensor_batch["uid"]):
-        assert len(set(planned.batch["mini_batch_id"][[u == uid for u in planned.non_tensor_batch["uid"]]].tolist())) == 1
+        assert (
+            len(set(planned.batch["mini_batch_id"][[u == uid for u in planned.non_tensor_batch["uid"]]].tolist())) == 1
+        )
 
 
 def test_the_denominators_count_tokens_and_rows_of_the_loss_only():
@@ -84,6 +86,7 @@ def test_the_given_batch_is_left_as_it_was():
 
 def test_balancing_evens_out_the_tokens_per_rank():
     batch = make_batch(16, 4, num_response=50, seed=1)
+
     def spread(balance: bool) -> int:
         planned = plan_mini_batches(batch, num_prompts=16, dp_size=4, balance=balance)
         tokens = [int(part.batch["attention_mask"].sum()) for part in planned.chunk(4)]

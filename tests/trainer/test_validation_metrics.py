@@ -24,7 +24,9 @@ def scored(rows, extra_keys=()):
 
 
 def test_float_rewards_alone_give_a_core_metric_per_source():
-    metrics = validation_metrics(scored([("a", "x", 1.0, True, {}), ("b", "x", 0.0, True, {}), ("c", "y", 0.5, True, {})]))
+    metrics = validation_metrics(
+        scored([("a", "x", 1.0, True, {}), ("b", "x", 0.0, True, {}), ("c", "y", 0.5, True, {})])
+    )
     assert metrics["val-core/x/reward/mean@1"] == 0.5
     assert metrics["val-core/y/reward/mean@1"] == 0.5
 

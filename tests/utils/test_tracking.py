@@ -110,7 +110,8 @@ def test_an_unknown_logger_is_refused_with_the_choices_before_anything_is_writte
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch, backend, module):
     monkeypatch.setitem(sys.modules, module, None)
     finished = []
-    monkeypatch.setattr(tracking.FileLogger, "finish", lambda self: finished.append(self))
+    close = tracking.FileLogger.finish
+    monkeypatch.setattr(tracking.FileLogger, "finish", lambda self: (finished.append(self), close(self)))
     with pytest.raises(ConfigError, match=f"pip install {backend}"):
         make(tmp_path, "file", backend)
     assert len(finished) == 1

@@ -1,5 +1,6 @@
 """A call on the processes of a group: waits for it, and names who failed, where and why."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from burnish.utils.errors import WorkerError
 
 # When a process dies, its peers' collectives fail too, and their errors may arrive first.
 _SECONDS_FOR_OTHER_FAILURES = 2.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
@@ -147,14 +149,15 @@ class PendingCall:
     def _explain(self, ref: ObjectRef, error: RayError) -> str:
         who = f"{self._name} {self._processes.describe(self.refs.index(ref))}"
         if isinstance(error, RayActorError):
-            return f"{who} died in {self._stage}: {_flat(str(error))}"
+            return f"{who} died in {self._stage}: {_flat(_COLOUR.sub('', str(error)))}"
         cause = _cause(error)
         return f"{who} failed in {self._stage}: {type(cause).__name__}: {cause}"
 
     def _raise(self, message: str, error: RayError | None) -> NoReturn:
         failure, cause = WorkerError(message), _cause(error) if error is not None else None
         if isinstance(error, RayTaskError) and cause is not None:
-            cause.add_note(f"In the worker's process:\n{error.traceback_str}")
+            # Ray's text is the remote traceback, coloured.
+            cause.add_note(f"In the worker's process:\n{_COLOUR.sub('', str(error))}")
         self._processes.failure = failure
         self._processes.kill()
         raise failure from cause

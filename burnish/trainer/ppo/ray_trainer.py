@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import PPOTrainerConfig, to_dict
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
-from burnish.data import RLHFDataset, create_dataloader
+from burnish.data import RLHFDataset, create_dataloader, create_rl_sampler
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
 from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
@@ -142,7 +142,7 @@ class RayPPOTrainer:
             shuffle=data.shuffle,
             drop_last=True,
             collate_fn=collate_fn,
-            sampler=train_sampler,
+            sampler=train_sampler or create_rl_sampler(data, self.train_dataset),
             **common,
         )
         self.val_dataloader = None
@@ -234,7 +234,7 @@ class RayPPOTrainer:
             trainer.experiment_name,
             trainer.logger,
             run_dir=trainer.default_local_dir,
-            config=self.config,
+            config=to_dict(self.config),
         )
         if trainer.val_before_train and self.val_dataloader is not None:
             self._run_validation()

@@ -52,4 +52,3 @@ def _mean_over_prompts(values: np.ndarray, uids: Sequence[str]) -> tuple[float, 
     if not groups:
         return float("nan"), 0
     return float(np.mean([np.mean(group) for group in groups.values()])), max(len(group) for group in groups.values())
-
