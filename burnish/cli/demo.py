@@ -49,7 +49,7 @@ class LiveView:
     sample: dict[str, Any] = field(default_factory=dict)
     accuracy_before: float | None = None
     accuracy_after: float | None = None
-    started: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
     live: Live | None = None
 

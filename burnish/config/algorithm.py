@@ -19,7 +19,7 @@ class KLControlConfig(Section):
     horizon: int = key(10000, ge=1)
     """Adaptive: samples over which a deviation of 100 % doubles the coefficient, about."""
     target_kl: float = key(0.1, gt=0)
-    """Adaptive: the KL per sequence to steer towards."""
+    """Adaptive: the KL per token to steer towards."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -69,6 +69,9 @@ def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None
                 f"Set {new}={max(1, total // (workers * nodes))}, which counts for each worker."
             )
         final[new] = total // (workers * nodes)
+        for leaf in leaves().values():
+            if leaf.follows == new and leaf.path not in settings.by_key:
+                final[leaf.path] = final[new]
 
 
 def _set_keys(final: dict[str, Any], settings: Settings) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """`load_config`: Hydra's override grammar and YAML files -> validated dataclasses. The one home of Hydra here."""
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,26 +86,27 @@ def load_with_notices(
         command_line += settings_of("", overrides)
     else:
         for text in overrides:
-            override = _parse(text)
+            override = parse(text)
             if isinstance(override, Override) and override.key_or_group == "recipe":
                 recipe = str(override.value())
             elif isinstance(override, Override) and _is_group(override, folders):
                 groups.append(text.lstrip("+"))
             else:
-                command_line += _settings(text, override)
+                command_line += to_settings(text, override)
     settings = Settings()
-    for name, chosen in ((recipe, []), (config_name or (_BASE_NAME if groups else None), groups)):
-        if name is not None:
-            settings.apply(_compose(name, chosen, folders, kind="recipe" if name == recipe else "--config-name"))
-        elif config_path is not None and name is not recipe:
-            raise _no_name(config_path)
+    if recipe is not None:
+        settings.apply(_compose(recipe, [], folders, kind="recipe"))
+    if config_name is not None or groups:
+        settings.apply(_compose(config_name or _BASE_NAME, groups, folders, kind="--config-name"))
+    elif config_path is not None:
+        raise _no_name(config_path)
     settings.apply(command_line)
     config = build(_resolve(settings), settings)
     check(config, train_rows_given=train_rows_given)
     return LoadedConfig(config=config, notices=(*notices(settings), *advice(config, settings)))
 
 
-def _parse(text: str) -> Override | str:
+def parse(text: str) -> Override | str:
     """The override, or its text where a path holds characters that the grammar has another use for.
 
     Raises:
@@ -140,15 +142,18 @@ def _parse(text: str) -> Override | str:
 def _takes_text(name: str, value: str) -> tuple[bool, bool]:
     """Whether a key takes ``value`` as it stands, and whether also with a comma, which separates items of a list."""
     key = rules.rename(name.lstrip("+"))
+    leaf = leaves().get(key)
+    if leaf is not None and leaf.accepts(list) and is_text(leaf) and value[:1] == "[" and value[-1:] == "]":
+        return True, True
     if value[:1] in ("", "[", "{", "'", '"'):
         return False, False
-    leaf = leaves().get(key)
     if leaf is None:
         return is_known(key), False
     return is_text(leaf), is_text(leaf) and leaf.accepts(str)
 
 
-def _settings(text: str, override: Override | str) -> list[Setting]:
+def to_settings(text: str, override: Override | str) -> list[Setting]:
+    """What a parsed override sets."""
     if isinstance(override, str):
         name, _, value = override.partition("=")
         return list(settings_of(name.lstrip("+"), value, value))
@@ -198,8 +203,9 @@ def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str) -
     """The settings of a YAML file with its defaults list and the chosen group files."""
     name = name.removesuffix(".yaml")
     _existing_name(name, folders, kind)
-    search = f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in (RECIPES, GROUPS))}]"
-    with initialize_config_dir(str(folders[0]), version_base="1.3"):
+    home = next(folder for folder in folders if (folder / f"{name}.yaml").is_file())
+    search = f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders if folder != home)}]"
+    with initialize_config_dir(str(home), version_base="1.3"):
         try:
             try:
                 composed = compose(name, [search, *groups])
@@ -223,10 +229,10 @@ def _resolve(settings: Settings) -> dict[str, Any]:
     """
     tree: dict[str, Any] = {}
     for path, leaf in leaves().items():
-        _insert(tree, path, leaf.default)
+        _insert(tree, path, copy.deepcopy(leaf.default))
     for key, setting in {**settings.inert, **settings.by_key}.items():
         if key in settings.by_key or key not in leaves():
-            _insert(tree, key, setting.value)
+            _insert(tree, key, copy.deepcopy(setting.value))
     for path, leaf in leaves().items():
         if leaf.follows is not None and _look_up(tree, path) is None:
             _insert(tree, path, f"${{{leaf.follows}}}")

@@ -78,6 +78,8 @@ def show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return "[" + ",".join(show(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{show(entry)}" for name, entry in value.items()) + "}"
     return str(value)
 
 

@@ -8,16 +8,21 @@ autograd's thread, when a global would already belong to another batch.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from burnish.utils.errors import ModelError
 
 ATTENTION_NAME = "burnish"
+
+# torch 2.11 takes fewer key than query heads as they are; later ones want to be told.
+_GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 @runtime_checkable
@@ -262,14 +267,12 @@ class PackedContext:
     def _attend_varlen(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
         # The kernel counts keys to the left of the query, transformers counts the query itself too.
         window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
         ends, longest = self.cu_seqlens, self.max_seqlen
+        grouped = _GROUPED_HEADS if query.shape[1] != key.shape[1] else {}
         output = varlen_attn(
-            query, key, value, ends, ends, longest, longest,
-            scale=scaling, window_size=window, enable_gqa=query.shape[1] != key.shape[1],
+            query, key, value, ends, ends, longest, longest, scale=scaling, window_size=window, **grouped
         )  # fmt: skip
         assert isinstance(output, Tensor)
         return output

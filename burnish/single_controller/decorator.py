@@ -5,6 +5,7 @@ a list with one value for each rank. A collect function ``collect_fn(worker_grou
 list of the ranks' results; for a call that is not waited for, the list holds a future for each rank.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -132,7 +133,7 @@ def dispatch_all_to_all(worker_group: "WorkerGroup", *args: Any, **kwargs: Any) 
             size = f" of {len(value)}" if isinstance(value, (list, tuple)) else ""
             raise WorkerError(
                 f"This method takes lists with one value for each of the {worker_group.world_size} ranks, but got a "
-                f"{type(value).__name__}{size}. For the same value on every rank register it with ONE_TO_ALL."
+                f"value of type {type(value).__name__}{size}. For the same value on every rank register it with ONE_TO_ALL."
             )
     return tuple(list(value) for value in args), {key: list(value) for key, value in kwargs.items()}
 
@@ -192,14 +193,15 @@ def join_rows(parts: Sequence[DataProto]) -> DataProto:
     for rank, part in enumerate(parts):
         if not isinstance(part, DataProto):
             raise WorkerError(
-                f"Rank {rank} returned a {type(part).__name__} from a method whose results are joined to one "
+                f"Rank {rank} returned a value of type {type(part).__name__} from a method whose results are joined to one "
                 f"DataProto. Return a DataProto, or register the method with Dispatch.DP_COMPUTE_METRIC."
             )
     filled = [part for part in parts if len(part)] or list(parts)
     if len(filled) == 1:
         # Without a copy of the rows; what concat does to meta_info must not depend on the number of ranks.
-        meta_info = DataProto.concat([DataProto(meta_info=filled[0].meta_info)]).meta_info
-        return DataProto(filled[0].batch, filled[0].non_tensor_batch, meta_info)
+        joined = copy.copy(filled[0])
+        joined.meta_info = DataProto.concat([DataProto(meta_info=joined.meta_info)]).meta_info
+        return joined
     return DataProto.concat(filled)
 
 

@@ -62,7 +62,7 @@ class LocalWorkerGroup(WorkerGroup):
 
     def _submit(self, method_name: str, calls: list[Call]) -> list[RankFuture]:
         if self._host.closed:
-            raise WorkerError(f"{self.name} was shut down, so {method_name} cannot run.")
+            raise WorkerError(f"{method_name} cannot run, since {self.name} was shut down.")
         ((args, kwargs),) = calls
         own_args = [_own_containers(value) for value in args]
         own_kwargs = {key: _own_containers(value) for key, value in kwargs.items()}

@@ -7,8 +7,6 @@ the model at the start. This class only wires engines to calls; what they comput
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -71,8 +69,8 @@ class ActorRolloutRefWorker(Worker):
         self._push_weights()
 
     def _push_weights(self) -> None:
-        stream: Iterator[Any] = iter(()) if self.rollout.shares_storage else self.engine.named_weights()
-        self.rollout.update_weights(stream, self.policy_version)
+        # Where the storage is shared this only checks that it is; otherwise it fills the rollout's copy.
+        self.rollout.update_weights(self.engine.named_weights(), self.policy_version)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> None:

@@ -40,7 +40,7 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
             loss_mask,
             config.loss_agg_mode,
             replace(config, global_batch_info=global_batch_info),
-            tensors["rollout_is_weights"] if "rollout_is_weights" in tensors else None,
+            tensors.get("rollout_is_weights", None),
         )
         dp_size = global_batch_info["dp_size"]
         metrics = {"actor/pg_loss": loss.detach() / dp_size, **pg_metrics}

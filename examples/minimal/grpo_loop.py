@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config import DataConfig, FSDPActorConfig, RolloutConfig
-from burnish.core_algos import compute_advantage, get_policy_loss_fn
+from burnish.core_algos.advantages import compute_advantage
+from burnish.core_algos.policy_losses import get_policy_loss_fn
 from burnish.data import RLHFDataset, collate_fn, create_dataloader
 from burnish.model.load import eos_token_ids, load_causal_lm
 from burnish.model.packing import pack
@@ -71,7 +73,7 @@ class GRPO:
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=settings.lr, weight_decay=0.0)
         self.eos = eos_token_ids(model, self.tokenizer)
 
-    def dataloader(self, file: str, batch_size: int, *, shuffle: bool, max_samples: int = -1):
+    def dataloader(self, file: str, batch_size: int, *, shuffle: bool, max_samples: int = -1) -> StatefulDataLoader:
         """Batches of rendered, left-padded prompts."""
         dataset = RLHFDataset(file, self.tokenizer, DataConfig(), max_samples)
         return create_dataloader(
@@ -92,6 +94,7 @@ class GRPO:
             seed=self.settings.seed,
         )
         rows = prompts.repeat(n, interleave=True)
+        rows.non_tensor_batch["sample_index"] = np.tile(np.arange(n), len(prompts)).astype(object)
         responses = self.rollout.generate(requests_from_dataproto(rows), sampling)
         generated = responses_to_dataproto(rows, responses, self.tokenizer.pad_token_id)
         rows.pop(batch_keys=["input_ids", "attention_mask", "position_ids"])
@@ -112,18 +115,19 @@ class GRPO:
         log_probs, mask = outputs["log_probs"], tensors["loss_mask"]
         if not mask.any():
             return {}
-        loss, metrics = self.policy_loss(
+        loss, _ = self.policy_loss(
             log_probs.detach(), log_probs, tensors["advantages"], mask, "token-mean", self.actor_config
         )
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        # Rollout and training compute the same log-probs up to rounding: if not, the ratio above is not one.
         difference = (log_probs.detach() - tensors["rollout_log_probs"]).abs()[mask].max()
-        return {name: float(value) for name, value in metrics.items()} | {
-            "actor/entropy": float(outputs["entropy"].detach()[mask].mean()),
-            "actor/grad_norm": float(grad_norm),
-            "rollout/log_prob_difference_max": float(difference),
+        return {
+            "entropy": float(outputs["entropy"].detach()[mask].mean()),
+            "grad_norm": float(grad_norm),
+            "log_prob_difference_max": float(difference),
         }
 
     def step(self, prompts: DataProto) -> dict[str, float]:
@@ -157,7 +161,7 @@ class GRPO:
                 rows["uid"] = np.array([f"{epoch}:{uid}" for uid in rows["uid"]], dtype=object)
                 metrics = self.step(DataProto.from_single_dict(rows))
                 step += 1
-                shown = "  ".join(f"{name.split('/')[-1]} {value:.3f}" for name, value in metrics.items())
+                shown = "  ".join(f"{name} {value:.3g}" for name, value in metrics.items())
                 print(f"step {step:3d}  {shown}  {time.perf_counter() - step_start:.2f} s")
                 if step == self.settings.steps:
                     break

@@ -191,7 +191,7 @@ def measure(
 
 
 def main() -> None:
-    """Write the data, train, measure on the held-out problems, save."""
+    """Write the data, train, save, and measure on the held-out problems."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder that gets model/ and data/")
     parser.add_argument("--steps", type=int, default=1500)
@@ -199,23 +199,25 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--measure-only", action="store_true", help="measure the model that is there already")
     args = parser.parse_args()
-    say = print
 
     start = time.perf_counter()
     torch.set_num_threads(args.threads)
-    write_data(args.out / "data")
     _, test, rest = split_problems()
-    tokenizer = build_tokenizer(max_length=512)
-    model = build_model(tokenizer, args.seed)
-    say(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(rest):,} problems to learn from")
-    lessons = Lessons(rest, tokenizer, args.seed)
-    train(model, lessons, steps=args.steps, batch_size=args.batch_size, lr=args.lr, say=say)
-    model.eval()
-    say(json.dumps({name: round(value, 3) for name, value in measure(model, tokenizer, test).items()}, indent=1))
-    model.save_pretrained(args.out / "model")
-    tokenizer.save_pretrained(args.out / "model")
-    say(f"wrote {args.out / 'model'} in {time.perf_counter() - start:.0f} s")
+    if not args.measure_only:
+        write_data(args.out / "data")
+        tokenizer = build_tokenizer(max_length=512)
+        model = build_model(tokenizer, args.seed)
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(rest):,} problems to learn from")
+        lessons = Lessons(rest, tokenizer, args.seed)
+        train(model, lessons, steps=args.steps, batch_size=args.batch_size, lr=args.lr, say=print)
+        model.save_pretrained(args.out / "model")
+        tokenizer.save_pretrained(args.out / "model")
+    model = LlamaForCausalLM.from_pretrained(args.out / "model").eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.out / "model")
+    print(json.dumps({name: round(value, 3) for name, value in measure(model, tokenizer, test).items()}, indent=1))
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

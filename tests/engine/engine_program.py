@@ -50,6 +50,7 @@ def make_engine(
     trained: bool = True,
     gradient_checkpointing: bool = False,
     path: str | None = None,
+    device: str = "cpu",
     config: LlamaConfig | None = None,
     **optim: Any,
 ) -> FSDPEngine:
@@ -65,6 +66,7 @@ def make_engine(
         FSDPEngineConfig(dtype=dtype, fsdp_size=fsdp_size),
         FSDPOptimizerConfig(**({"lr": 1e-2, "clip_grad": 0.05} | optim)) if trained else None,
         module=module,  # type: ignore[arg-type]
+        device=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else device,
         total_training_steps=10,
         model=model,
     )
@@ -169,7 +171,8 @@ def train(
             result["gradients"] = engine.full_gradients()
         result["metrics"].append(metrics)
         result["updates"].append(engine.optimizer_step(step))
-    result["weights"] = {name: weight.clone() for name, weight in engine.named_weights()}
+    result["weights"] = {name: weight.cpu().clone() for name, weight in engine.named_weights()}
+    result["gradients"] = {name: gradient.cpu() for name, gradient in result["gradients"].items()}
     return result
 
 
@@ -188,7 +191,8 @@ def run_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
         result["after_save"] = train(engine, **how)
     result["name"] = name
     outputs = ("values",) if engine.kind == "value" else ("log_probs",)
-    result["log_probs"] = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=outputs)
+    inferred = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=outputs)
+    result["log_probs"] = {name: value.cpu() for name, value in inferred.items()}
     return result
 
 
@@ -197,8 +201,13 @@ def main() -> None:
     rank, world = int(sys.argv[1]), int(sys.argv[2])
     out = Path(sys.argv[4])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[3], world), rank=rank, world_size=world)
-    results = {case["name"]: run_case(case, out) for case in json.loads(sys.argv[5])}
+    cases = json.loads(sys.argv[5])
+    backend = "gloo"
+    if any(case.get("device") == "cuda" for case in cases):
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.FileStore(sys.argv[3], world), rank=rank, world_size=world)
+    results = {case["name"]: run_case(case, out) for case in cases}
     torch.save(results, out / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import ray
 from ray import ObjectRef
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from burnish.single_controller.futures import RankFuture
@@ -24,7 +23,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 class Processes:
     """The actors of a group, shared by the groups of all roles in them."""
 
-    actors: list[ActorHandle]
+    actors: list[Any]
     infos: list[ProcessInfo] = field(default_factory=list)
     failure: WorkerError | None = None
     closed: bool = False
@@ -149,7 +148,9 @@ class PendingCall:
     def _explain(self, ref: ObjectRef, error: RayError) -> str:
         who = f"{self._name} {self._processes.describe(self.refs.index(ref))}"
         if isinstance(error, RayActorError):
-            return f"{who} died in {self._stage}: {_flat(_COLOUR.sub('', str(error)))}"
+            # Ray's last line is the reason; those before it are its own numbers of the process.
+            reason = _COLOUR.sub("", str(error)).strip().splitlines()[-1]
+            return f"{who} died in {self._stage}: {reason}"
         cause = _cause(error)
         return f"{who} failed in {self._stage}: {type(cause).__name__}: {cause}"
 
@@ -161,10 +162,6 @@ class PendingCall:
         self._processes.failure = failure
         self._processes.kill()
         raise failure from cause
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _cause(error: RayError) -> BaseException:

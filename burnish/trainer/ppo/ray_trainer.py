@@ -50,15 +50,21 @@ class StepReport:
     sample: dict[str, Any] = field(default_factory=dict)
 
 
-def stage(name: str) -> Callable:
-    """Marks a method as a stage: its seconds go to ``timing_s/<name>``, and errors can say where they happened."""
+def stage(name: str, when: str | None = None) -> Callable:
+    """Marks a method as a stage: its seconds go to ``timing_s/<name>``, and errors can say where they happened.
+
+    Args:
+        when: attribute of the trainer that says whether this run, or this step, has the stage; without it the batch passes by.
+    """
 
     def decorator(method: Callable) -> Callable:
         @wraps(method)
-        def timed(self: RayPPOTrainer, *args: Any, **kwargs: Any) -> Any:
+        def timed(self: RayPPOTrainer, batch: Any = None) -> Any:
+            if when is not None and not getattr(self, when):
+                return batch
             self.current_stage = name
             with marked_timer(name, self.timing_raw):
-                return method(self, *args, **kwargs)
+                return method(self) if batch is None else method(self, batch)
 
         return timed
 
@@ -310,36 +316,32 @@ class RayPPOTrainer:
         self.metrics |= metrics
         return batch
 
-    @stage("old_log_prob")
+    @stage("old_log_prob", when="needs_old_log_probs")
     def _compute_old_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the policy before the update.
 
         With one update per batch they are the update's own, detached: the pass is left out, and the update measures the
         difference to the rollout's.
         """
-        if self._one_update_per_batch and not self.config.algorithm.use_kl_in_reward:
-            return batch
         batch = batch.union(self.actor_rollout_wg.compute_log_prob(batch.select(**_FORWARD_KEYS)))
         self.metrics |= compute_rollout_difference(batch)
         return batch
 
     @property
-    def _one_update_per_batch(self) -> bool:
+    def needs_old_log_probs(self) -> bool:
+        """Whether the policy moves between sampling and an update, or something before the updates reads its log-probs."""
         actor = self.config.actor_rollout_ref.actor
-        return actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= self.config.data.train_batch_size
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= self.config.data.train_batch_size
+        return not one_update or self.config.algorithm.use_kl_in_reward
 
-    @stage("ref")
+    @stage("ref", when="use_reference_policy")
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the frozen reference, when a KL term reads them."""
-        if not self.use_reference_policy:
-            return batch
         return batch.union(self.actor_rollout_wg.compute_ref_log_prob(batch.select(**_FORWARD_KEYS)))
 
-    @stage("values")
+    @stage("values", when="use_critic")
     def _compute_values(self, batch: DataProto) -> DataProto:
         """The critic's value of the state before each response token."""
-        if not self.use_critic:
-            return batch
         return batch.union(self.critic_wg.compute_values(batch.select(**_FORWARD_KEYS)))
 
     @stage("adv")
@@ -361,19 +363,21 @@ class RayPPOTrainer:
             config=algorithm,
         )
 
-    @stage("update_critic")
+    @stage("update_critic", when="use_critic")
     def _update_critic(self, batch: DataProto) -> None:
         """Fits the values to the returns."""
-        if self.use_critic:
-            self._update(self.critic_wg.update_critic, self.critic_wg, batch, self.config.critic)
+        self._update(self.critic_wg.update_critic, self.critic_wg, batch, self.config.critic)
 
-    @stage("update_actor")
+    @stage("update_actor", when="critic_is_warm")
     def _update_actor(self, batch: DataProto) -> None:
-        """Improves the policy; left out during the critic's warm-up."""
-        if self.global_steps > self.config.trainer.critic_warmup:
-            self._update(
-                self.actor_rollout_wg.update_actor, self.actor_rollout_wg, batch, self.config.actor_rollout_ref.actor
-            )
+        """Improves the policy."""
+        actor = self.config.actor_rollout_ref.actor
+        self._update(self.actor_rollout_wg.update_actor, self.actor_rollout_wg, batch, actor)
+
+    @property
+    def critic_is_warm(self) -> bool:
+        """The first ``trainer.critic_warmup`` steps train the critic alone."""
+        return self.global_steps > self.config.trainer.critic_warmup
 
     def _update(self, update: Callable, worker_group: WorkerGroup, batch: DataProto, config: Any) -> None:
         """``ppo_epochs`` passes over the batch, each in mini-batches formed over all ranks."""

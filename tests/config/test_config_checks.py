@@ -1,0 +1,135 @@
+"""Keys that contradict each other are an error that names the nearest legal value; unusual combinations are told."""
+
+import pytest
+
+from burnish.config import check_paths, load_config, load_with_notices
+from burnish.utils.errors import ConfigError
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def sizes(prompts: int, mini: int, n: int = 1, *more: str) -> list[str]:
+    return [f"data.train_batch_size={prompts}", f"{ACTOR}.ppo_mini_batch_size={mini}", f"{ROLLOUT}.n={n}", *more]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.adv_estimator=grpo"], r"rollout\.n=1 \(the default\).*Set actor_rollout_ref\.rollout\.n=2"),
+        (["algorithm.adv_estimator=rloo", f"{ROLLOUT}.n=1"], r"^actor_rollout_ref\.rollout\.n=1: "),
+        (["critic=null"], "needs a critic"),
+        (["critic.enable=false", "algorithm.adv_estimator=gae"], r"^critic\.enable=false"),
+        (sizes(8, 3), r"ppo_mini_batch_size=3 does not divide data\.train_batch_size=8.*ppo_mini_batch_size=4"),
+        (["data.train_batch_size=8"], r"ppo_mini_batch_size=256 \(the default\) is more than.*ppo_mini_batch_size=8"),
+        (sizes(2, 2, 1, f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"), r"ppo_micro_batch_size_per_gpu=2\.$"),
+        (sizes(6, 3, 1, "trainer.n_gpus_per_node=2"), r"3 samples, which do not divide among 2 workers.*=2\.$"),
+        (sizes(3, 3, 1, "trainer.n_gpus_per_node=2"), r"Make data\.train_batch_size=3 a multiple of 2"),
+        (sizes(8, 8, 1, "critic.ppo_mini_batch_size=5"), r"^critic\.ppo_mini_batch_size=5 does not divide"),
+        ([f"{ACTOR}.clip_ratio_low=0.8", f"{ACTOR}.clip_ratio_high=1.2"], "clip_ratio_low=0.2 clip_ratio_high=0.2"),
+        ([f"{ACTOR}.clip_ratio_c=1.0"], "must be above 1"),
+        ([f"{ROLLOUT}.max_model_len=600"], r"512 \+ 512 = 1024 tokens.*max_model_len=1024"),
+        ([f"{ACTOR}.ppo_max_token_len_per_gpu=1000"], "ppo_max_token_len_per_gpu=1024"),
+        ([f"{ROLLOUT}.prompt_length=100"], r"less than data\.max_prompt_length=512"),
+        (["trainer.controller=local", "trainer.n_gpus_per_node=2"], r"Set trainer\.controller=ray"),
+        (["critic.nnodes=1"], "needs both above 0"),
+        (["trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=4"], "fsdp_size=-1"),
+        (["trainer.resume_mode=resume_path"], r"needs trainer\.resume_from_path"),
+        (["trainer.resume_from_path=/x"], r"only with trainer\.resume_mode=resume_path"),
+        (["data.custom_cls.path=x.py"], r"needs data\.custom_cls\.name"),
+        (["data.train_files=null"], "name at least one"),
+    ],
+)
+def test_a_contradiction_is_an_error(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.adv_estimator=grpo", "algorithm.allow_single_sample_groups=true"],
+        ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2", "critic=null"],
+        ["algorithm.adv_estimator=reinforce_plus_plus"],
+        sizes(8, 4, 5),
+        sizes(48, 48, 1, "trainer.n_gpus_per_node=16", "trainer.nnodes=3"),
+        sizes(3, 3, 3, f"{ROLLOUT}.val_kwargs.n=2", "data.val_batch_size=5"),
+        [f"{ACTOR}.clip_ratio_low=0.8", f"{ACTOR}.clip_ratio_high=1.2", f"{ACTOR}.allow_wide_clip=true"],
+        [f"{ACTOR}.clip_ratio_low=0.2", f"{ACTOR}.clip_ratio_high=0.28"],
+        [f"{ACTOR}.ppo_max_token_len_per_gpu=1000", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+         f"{ROLLOUT}.log_prob_max_token_len_per_gpu=2000"],
+        ["trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=8"],
+    ],
+)  # fmt: skip
+def test_a_combination_that_works_is_accepted(overrides):
+    load_config(overrides)
+
+
+def test_rows_given_as_objects_need_no_training_file():
+    assert load_config(["data.train_files=null"], train_rows_given=True).data.train_files == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ROLLOUT}.top_p=0.9"], "truncated distribution"),
+        ([f"{ROLLOUT}.top_k=20"], "truncated distribution"),
+        ([f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.n=4"], "greedy, so the 4 of one prompt are equal"),
+        ([f"{ROLLOUT}.val_kwargs.n=4"], "the 4 responses are equal"),
+        ([f"{ROLLOUT}.val_kwargs.temperature=0.6"], "do_sample=false is greedy"),
+        ([f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true"], "counts twice"),
+        ([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k1"], "k1\\+"),
+        ([f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"], "cut by tokens"),
+        (["algorithm.adv_estimator=reinforce_plus_plus", "critic.optim.lr=1e-4"], "trains no critic"),
+        (["algorithm.adv_estimator=reinforce_plus_plus", "trainer.critic_warmup=2"], "there is no critic"),
+        (["trainer.val_only=true", "data.val_files=null"], "to validate on"),
+    ],
+)
+def test_an_unusual_combination_is_told(overrides, message):
+    notices = load_with_notices(overrides).notices
+    assert len(notices) == 1
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(notices[0])
+
+
+def test_the_defaults_give_no_notice():
+    assert load_with_notices([]).notices == ()
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "train.jsonl").write_text("")
+    (tmp_path / "reward.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return ["actor_rollout_ref.model.path=./model", "data.train_files=train.jsonl", "data.val_files=null"]
+
+
+def test_files_that_exist_pass(files):
+    check_paths(load_config(files))
+    check_paths(
+        load_config([*files, "actor_rollout_ref.model.path=org/model", "data.train_files=[train.jsonl,*.jsonl]"])
+    )
+    check_paths(load_config([*files, "custom_reward_function.path=reward.py"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("actor_rollout_ref.model.path=null", r"model\.path is not set"),
+        (
+            "actor_rollout_ref.model.path=./nowhere",
+            r"^actor_rollout_ref\.model\.path=\./nowhere: there is no such folder",
+        ),
+        ("actor_rollout_ref.model.path=empty", r"no config\.json"),
+        ("critic.model.path=/no/where", r"^critic\.model\.path=/no/where"),
+        ("data.train_files=[train.jsonl,gone.jsonl]", r"there is no file gone\.jsonl \(looked in "),
+        ("data.val_files=gone.jsonl", r"data\.val_files=null trains without validation"),
+        ("custom_reward_function.path=gone.py", r"^custom_reward_function\.path=gone\.py: there is no such file"),
+    ],
+)
+def test_a_file_that_is_missing_is_named(files, override, message):
+    with pytest.raises(ConfigError, match=message):
+        check_paths(load_config([*files, override]))

@@ -1,0 +1,110 @@
+"""YAML: recipes, files of the user's own, config groups, and what is saved loads again."""
+
+import pytest
+
+from burnish.config import load_config, load_with_notices, to_dict, to_yaml
+from burnish.config.load import RECIPES
+from burnish.utils.errors import ConfigError
+
+
+@pytest.fixture
+def conf(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - algorithm: ppo\n  - _self_\n"
+        "data:\n  train_batch_size: 16\n  max_response_length: ${data.max_prompt_length}\n"
+        "actor_rollout_ref:\n  actor:\n    ppo_mini_batch_size: 8\n    optim: {lr: 1e-5}\n"
+        "reward_model:\n  reward_manager: naive\n"
+    )
+    (tmp_path / "plain.yaml").write_text("trainer: {total_epochs: 2}\n")
+    (tmp_path / "bad.yaml").write_text("data:\n  train_batchsize: 16\n")
+    (tmp_path / "size").mkdir()
+    (tmp_path / "size" / "small.yaml").write_text("# @package _global_\ndata: {train_batch_size: 4}\n")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("recipe", sorted(file.stem for file in RECIPES.glob("*.yaml")))
+def test_every_recipe_loads_by_both_ways_without_a_notice(recipe):
+    by_group = load_with_notices([f"recipe={recipe}"])
+    assert by_group.config == load_config([], config_name=recipe)
+    assert by_group.notices == ()
+
+
+def test_a_file_of_ones_own_is_under_the_command_line(conf):
+    config = load_config(["data.train_batch_size=32"], config_name="mine", config_path=conf)
+    assert config.data.train_batch_size == 32
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 8
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-5
+    assert config.data.max_response_length == 512
+
+
+def test_a_key_of_a_file_may_go_by_another_name_on_the_command_line(conf):
+    config = load_config(["reward.reward_manager.name=my:Manager"], config_name="mine", config_path=conf)
+    assert config.reward.reward_manager.name == "my:Manager"
+
+
+def test_a_misspelt_key_in_a_file_names_the_file(conf):
+    with pytest.raises(ConfigError, match=r"train_batchsize=16 \(in bad\.yaml\).*Did you mean data\.train_batch_size"):
+        load_config([], config_name="bad", config_path=conf)
+
+
+@pytest.mark.parametrize("prefix", ["", "+"])
+def test_groups_choose_a_file(conf, prefix):
+    config = load_config([f"{prefix}algorithm=grpo"])
+    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n) == ("grpo", 8)
+    config = load_config([f"{prefix}algorithm=grpo"], config_name="mine", config_path=conf)
+    assert (config.algorithm.adv_estimator, config.data.train_batch_size) == ("grpo", 16)
+    config = load_config(
+        [f"{prefix}size=small", "actor_rollout_ref.actor.ppo_mini_batch_size=2"], config_name="plain", config_path=conf
+    )
+    assert (config.data.train_batch_size, config.trainer.total_epochs) == (4, 2)
+
+
+def test_recipe_then_file_then_group_then_key(conf):
+    overrides = ["recipe=demo", "algorithm=ppo", "trainer.total_epochs=7"]
+    config = load_config(overrides, config_name="plain", config_path=conf)
+    assert config.trainer.experiment_name == "demo"
+    assert config.algorithm.adv_estimator == "gae"
+    assert config.trainer.total_epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"overrides": ["recipe=dmeo"]}, "recipe=dmeo: there is no such file. Did you mean demo?"),
+        ({"overrides": ["algorithm=grop"]}, "algorithm=grop: there is no such file. Did you mean grpo?"),
+        ({"config_name": "mone"}, "--config-name=mone: there is no such file"),
+        ({"config_path": "/no/where"}, "there is no folder /no/where"),
+    ],
+)
+def test_a_file_that_does_not_exist_is_an_error_with_the_choices(arguments, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(**arguments)
+    assert message in str(caught.value)
+
+
+def test_a_folder_needs_a_name(conf):
+    with pytest.raises(ConfigError, match="needs --config-name. There is: bad, mine, plain"):
+        load_config([], config_path=conf)
+
+
+def test_what_is_saved_loads_again(tmp_path):
+    config = load_config(
+        ["recipe=demo", "actor_rollout_ref.model.path=/m", "ray_init.num_cpus=2", "trainer.experiment_name=ünï"]
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    again = load_with_notices([], config_name="config", config_path=str(tmp_path))
+    assert again.config == config
+    assert again.notices == ()
+
+
+def test_text_with_a_dollar_brace_is_saved_literally(tmp_path):
+    config = load_config([])
+    config.actor_rollout_ref.model.custom_chat_template = "{{ '${x}' }}"
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load_config([], config_name="config", config_path=str(tmp_path)) == config
+
+
+def test_fields_that_are_no_keys_are_not_saved():
+    values = to_dict(load_config(["trainer.seed=1"]))
+    assert "set_keys" not in values
+    assert "global_batch_info" not in values["actor_rollout_ref"]["actor"]

@@ -1,0 +1,157 @@
+"""Renamed keys are applied, keys without effect are told, keys of what does not exist are refused."""
+
+import logging
+
+import pytest
+
+from burnish.config import load_config, load_with_notices, rules
+from burnish.config.schema import leaves, sections
+from burnish.config.settings import is_known, open_dict
+from burnish.utils.errors import ConfigError
+
+GSM8K_GRPO = """\
+algorithm.adv_estimator=grpo
+data.train_files=/home/me/data/gsm8k/train.parquet
+data.val_files=/home/me/data/gsm8k/test.parquet
+data.train_batch_size=1024
+data.max_prompt_length=512
+data.max_response_length=1024
+data.filter_overlong_prompts=True
+data.truncation='error'
+actor_rollout_ref.model.path=Qwen/Qwen3-8B
+actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.model.use_remove_padding=True
+actor_rollout_ref.actor.ppo_mini_batch_size=256
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32
+actor_rollout_ref.actor.use_kl_loss=True
+actor_rollout_ref.actor.kl_loss_coef=0.001
+actor_rollout_ref.actor.kl_loss_type=low_var_kl
+actor_rollout_ref.actor.entropy_coeff=0
+actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.fsdp_config.param_offload=False
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32
+actor_rollout_ref.rollout.tensor_model_parallel_size=2
+actor_rollout_ref.rollout.name=native
+actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+actor_rollout_ref.rollout.n=5
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32
+actor_rollout_ref.ref.fsdp_config.param_offload=True
+algorithm.use_kl_in_reward=False
+trainer.critic_warmup=0
+trainer.logger=["console","wandb"]
+trainer.project_name=verl_grpo_example_gsm8k
+trainer.experiment_name=qwen3_8b_function_rm
+trainer.n_gpus_per_node=8
+trainer.nnodes=1
+trainer.save_freq=20
+trainer.test_freq=5
+trainer.total_epochs=15
+"""
+
+
+def test_a_grpo_script_of_the_field_loads_and_hears_what_has_no_effect(caplog):
+    with caplog.at_level(logging.WARNING, logger="burnish.config"):
+        config = load_config(GSM8K_GRPO.splitlines())
+    actor = config.actor_rollout_ref.actor
+    assert (actor.use_kl_loss, actor.optim.lr, actor.ppo_micro_batch_size_per_gpu) == (True, 1e-6, 32)
+    assert config.trainer.n_gpus_per_node == 8
+    assert config.critic.enable is False
+    for key in ("use_remove_padding=True", "param_offload=True", "gpu_memory_utilization=0.6", "tensor_model_parallel"):
+        assert sum(key in record.getMessage() for record in caplog.records) == 1
+
+
+def test_an_engine_that_does_not_exist_yet_is_refused_with_that_word():
+    with pytest.raises(ConfigError, match=r"rollout\.name=vllm: vllm does not exist in burnish yet\. There is: native"):
+        load_config(["actor_rollout_ref.rollout.name=vllm"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "tree"),
+    [
+        ("custom_reward_function.path=r.py", ("reward.custom_reward_function.path", "r.py")),
+        ("reward_model.reward_manager=my.module:Manager", ("reward.reward_manager.name", "my.module:Manager")),
+        ("critic.model.fsdp_config.fsdp_size=1", ("critic.model.fsdp_config.fsdp_size", 1)),
+        ("critic.fsdp.fsdp_size=1", ("critic.model.fsdp_config.fsdp_size", 1)),
+        ("actor_rollout_ref.actor.grad_clip=0.5", ("actor_rollout_ref.actor.optim.clip_grad", 0.5)),
+        ("actor_rollout_ref.actor.optim.grad_clip=0.5", ("actor_rollout_ref.actor.optim.clip_grad", 0.5)),
+        ("max_grad_norm=0.5", ("actor_rollout_ref.actor.optim.clip_grad", 0.5)),
+        ("actor_rollout_ref.actor.optim.warmup_steps=7", ("actor_rollout_ref.actor.optim.lr_warmup_steps", 7)),
+        (
+            "actor_rollout_ref.actor.optim.warmup_style=cosine",
+            ("actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine"),
+        ),
+        ("trainer.val_freq=3", ("trainer.test_freq", 3)),
+        ("actor_rollout_ref.rollout.max_new_tokens=33", ("actor_rollout_ref.rollout.response_length", 33)),
+        ("ray_init.num_cpus=3", ("ray_kwargs.ray_init", {"num_cpus": 3})),
+        ("critic.rollout_n=4", ("actor_rollout_ref.rollout.n", 4)),
+    ],
+)
+def test_other_names_are_applied(typed, tree):
+    loaded = load_with_notices([typed])
+    value = loaded.config
+    for name in tree[0].split("."):
+        value = getattr(value, name)
+    assert value == tree[1]
+    if typed.partition("=")[0] != tree[0]:
+        assert any(typed.partition("=")[0] in notice for notice in loaded.notices)
+
+
+def test_two_names_of_one_key_agree_or_are_an_error():
+    both = ["actor_rollout_ref.actor.grad_clip=0.5", "actor_rollout_ref.actor.optim.clip_grad={}"]
+    assert load_config([both[0], both[1].format(0.5)]).actor_rollout_ref.actor.optim.clip_grad == 0.5
+    with pytest.raises(ConfigError, match=r"grad_clip=0\.5 and .*clip_grad=1\.0 are two names"):
+        load_config([both[0], both[1].format("1.0")])
+
+
+def test_micro_batches_counted_over_all_workers_are_divided():
+    workers = ["trainer.n_gpus_per_node=4", "trainer.nnodes=2"]
+    config = load_config([*workers, "actor_rollout_ref.actor.ppo_micro_batch_size=64"])
+    assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8
+    config = load_config([*workers, "critic.ppo_micro_batch_size=16"])
+    assert config.critic.ppo_micro_batch_size_per_gpu == config.critic.forward_micro_batch_size_per_gpu == 2
+    with pytest.raises(ConfigError, match="ppo_micro_batch_size_per_gpu=1, which counts for each worker"):
+        load_config([*workers, "actor_rollout_ref.actor.ppo_micro_batch_size=9"])
+    with pytest.raises(ConfigError, match="n_gpus_per_node=auto leaves open"):
+        load_config(["actor_rollout_ref.actor.ppo_micro_batch_size=8"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.rollout.multi_turn.enable=True",
+        "reward_model.enable=True",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.use_pf_ppo=True",
+        "algorithm.rollout_correction.bypass_mode=True",
+        "actor_rollout_ref.actor.strategy=megatron",
+        "reward_model.reward_manager=dapo",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        "algorithm.adv_estimator=remax",
+        "trainer.default_hdfs_dir=hdfs://x",
+    ],
+)
+def test_what_does_not_exist_yet_is_refused_with_that_word(override):
+    with pytest.raises(ConfigError, match="not exist in burnish yet") as caught:
+        load_config([override])
+    assert str(caught.value).startswith(override)
+
+
+def test_your_own_estimator_is_named_by_module_and_attribute():
+    config = load_config(["algorithm.adv_estimator=my.package:estimator"])
+    assert config.algorithm.adv_estimator == "my.package:estimator"
+    assert config.critic.enable is False
+
+
+@pytest.mark.parametrize("old", list(rules.RENAMED))
+def test_every_other_name_leads_to_a_key_that_is_known(old):
+    new = rules.rename(old.removesuffix(".*"))
+    below = any(key.startswith(f"{new}.") for key in (*rules.NO_EFFECT, *rules.REFUSED))
+    assert is_known(new) or new in sections() or open_dict(f"{new}.x") is not None or below
+
+
+def test_no_key_is_both_refused_and_without_effect():
+    assert not set(rules.NO_EFFECT) & set(rules.REFUSED)
+    assert not (set(rules.RENAMED) | set(rules.GLOBAL_MICRO_BATCHES)) & set(leaves())

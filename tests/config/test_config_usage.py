@@ -1,0 +1,60 @@
+"""Keys that were set and never read are found."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+from burnish.config import FSDPActorConfig, load_config, to_dict
+from burnish.config.usage import mark_read, reads, track, unread
+
+SET = ["trainer.balance_batch=false", "actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=grpo"]
+
+
+def test_a_key_that_is_set_and_not_read_is_listed_until_it_is_read():
+    config = track(load_config(SET))
+    assert unread(config) == ["actor_rollout_ref.rollout.n", "algorithm.adv_estimator", "trainer.balance_batch"]
+    assert config.actor_rollout_ref.rollout.n == 4
+    assert unread(config) == ["algorithm.adv_estimator", "trainer.balance_batch"]
+    mark_read(["trainer.balance_batch", "algorithm.adv_estimator"])
+    assert unread(config) == []
+    assert "actor_rollout_ref.rollout.n" in reads()
+
+
+def test_copies_comparisons_and_printing_of_the_package_are_no_reads_but_copies_are_tracked():
+    config = track(load_config(SET))
+    to_dict(config)
+    copy = dataclasses.replace(config.actor_rollout_ref.rollout, temperature=0.5)
+    assert len(unread(config)) == 3
+    assert copy.n == 4
+    assert "actor_rollout_ref.rollout.n" not in unread(config)
+
+
+def test_sections_of_one_class_are_told_apart():
+    config = track(load_config(["critic.optim.lr=1e-4", "actor_rollout_ref.actor.optim.lr=1e-5"]))
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-5
+    assert unread(config) == ["critic.optim.lr"]
+
+
+def test_a_key_is_read_through_the_one_that_follows_it():
+    config = track(load_config(["trainer.seed=7"]))
+    assert config.data.seed == 7
+    assert unread(config) == []
+
+
+def test_what_was_told_to_have_no_effect_is_not_told_again():
+    told = ["actor_rollout_ref.model.use_remove_padding=True", "algorithm.filter_groups.metric=acc"]
+    config = load_config([*told, "algorithm.adv_estimator=reinforce_plus_plus", "critic.optim.lr=1e-4"])
+    assert unread(track(config)) == ["algorithm.adv_estimator"]
+
+
+def test_a_tracked_config_is_the_same_config():
+    config = load_config(SET)
+    tracked = track(pickle.loads(pickle.dumps(config)))
+    assert isinstance(tracked.actor_rollout_ref.actor, FSDPActorConfig)
+    assert to_dict(tracked) == to_dict(config)
+    assert pickle.loads(pickle.dumps(tracked)) == config
+    tracked.trainer.device = "cpu"
+    assert tracked.trainer.device == "cpu"
+    with pytest.raises(AttributeError):
+        tracked.trainer.devise = "cpu"

@@ -1,0 +1,187 @@
+"""Overrides become typed values: grammar, types, references, followed keys."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+from burnish.config import PPOTrainerConfig, load_config, load_with_notices
+from burnish.utils.errors import ConfigError
+
+
+def error_of(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(list(overrides))
+    return str(caught.value)
+
+
+def test_no_overrides_give_the_defaults_with_followed_keys_filled_in():
+    config = load_config([])
+    assert config.trainer.logger == ["console", "file"]
+    assert config.actor_rollout_ref.rollout.name == "native"
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == config.trainer.seed == 42
+    assert config.actor_rollout_ref.actor.clip_ratio_low == config.actor_rollout_ref.actor.clip_ratio_high == 0.2
+    assert config.critic.ppo_mini_batch_size == 256
+    assert config.critic.enable is True
+    assert config.trainer.default_local_dir == "checkpoints/burnish/gsm8k"
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "value"),
+    [
+        ("actor_rollout_ref.actor.optim.lr", "1e-6", 1e-6),
+        ("actor_rollout_ref.actor.optim.lr", "'1e-6'", 1e-6),
+        ("actor_rollout_ref.actor.optim.lr", "1", 1.0),
+        ("trainer.total_training_steps", "1e3", 1000),
+        ("trainer.total_training_steps", "'20'", 20),
+        ("trainer.total_training_steps", "None", None),
+        ("trainer.total_training_steps", "null", None),
+        ("trainer.total_training_steps", "none", None),
+        ("data.shuffle", "False", False),
+        ("data.shuffle", "'False'", False),
+        ("data.shuffle", "off", False),
+        ("data.shuffle", "0", False),
+        ("trainer.experiment_name", "1e3", "1e3"),
+        ("trainer.experiment_name", "0123", "0123"),
+        ("trainer.experiment_name", "true", "true"),
+        ("trainer.experiment_name", "none", "none"),
+        ("trainer.experiment_name", "'two words'", "two words"),
+        ("data.train_files", "a.parquet", ["a.parquet"]),
+        ("data.train_files", "[a.parquet,b.parquet]", ["a.parquet", "b.parquet"]),
+        ("data.train_files", "\"['a.parquet', 'b.parquet']\"", ["a.parquet", "b.parquet"]),
+        ("data.train_files", "'/x/a,b.parquet'", ["/x/a,b.parquet"]),
+        ("data.train_files", "/x/a=b.parquet", ["/x/a=b.parquet"]),
+        ("data.train_files", "[/x/a=b.parquet, c#.parquet]", ["/x/a=b.parquet", "c#.parquet"]),
+        ("data.val_files", "null", []),
+        ("actor_rollout_ref.model.path", "/models/a=b", "/models/a=b"),
+        ("actor_rollout_ref.model.path", "/models/a,b#c", "/models/a,b#c"),
+        ("trainer.logger", "console", ["console"]),
+        ("trainer.logger", '["console","tensorboard"]', ["console", "tensorboard"]),
+        ("actor_rollout_ref.actor.optim.betas", "[0.9,0.95]", [0.9, 0.95]),
+        ("data.apply_chat_template_kwargs", "{enable_thinking:false}", {"enable_thinking": False}),
+        ("trainer.n_gpus_per_node", "4", 4),
+        ("trainer.n_gpus_per_node", "auto", "auto"),
+        ("trainer.resume_from_path", "None", None),
+    ],
+)
+def test_what_is_typed_becomes_a_value_of_the_keys_type(key, typed, value):
+    config = load_config([f"{key}={typed}"])
+    for name in key.split("."):
+        config = getattr(config, name)
+    assert config == value
+    assert type(config) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("actor_rollout_ref.actor.optim.lr=abc", "text is given where a number belongs. The default is 1e-06"),
+        ("actor_rollout_ref.actor.optim.lr=None", "cannot be null"),
+        ("actor_rollout_ref.actor.optim.lr=true", "true or false is given where a number belongs"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "a number belongs"),
+        ("actor_rollout_ref.actor.optim.lr=-1e-6", "must be at least 0. The nearest value is 0"),
+        ("actor_rollout_ref.rollout.n=2.5", "a whole number belongs"),
+        ("actor_rollout_ref.rollout.n=0", "must be at least 1. The nearest value is 1"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "The nearest value is 1"),
+        ("data.shuffle=maybe", "true or false belongs"),
+        ("data.truncation=erorr", "Did you mean error?"),
+        ("trainer.logger=[console,consol]", "Did you mean console?"),
+        ("trainer.logger=[console,mlflow]", "mlflow does not exist in burnish yet"),
+        ("data.train_files=a,b", "[a,b]"),
+        ("data.max_prompt_length=(5", "Quote the value"),
+        ("data.shuffle", "data.shuffle=true"),
+        ("--data.shuffle=true", "without dashes, as data.shuffle=true"),
+        ("data=null.yaml", "data is a section, not a key. Below it are: train_files"),
+        ("trainer.project_name=${trainer.nonsense}", "Interpolation key 'trainer.nonsense' not found"),
+        ("trainer.project_name=${oc.env:BURNISH_NO_SUCH}", "Environment variable 'BURNISH_NO_SUCH' not found"),
+        ("actor_rollout_ref.actor.kl_loss_type=full", "full does not exist in burnish yet"),
+    ],
+)
+def test_an_error_names_the_key_as_typed_and_the_way_out(override, message):
+    text = error_of(override)
+    assert text.startswith(override)
+    assert message in text
+
+
+def test_a_forgotten_section_is_found():
+    assert "Did you mean actor_rollout_ref.actor.optim.lr?" in error_of("actor_rollout_ref.actor.lr=1e-6")
+    assert "Did you mean trainer.total_epochs?" in error_of("total_epochs=3")
+
+
+def test_the_last_setting_wins_and_a_tilde_takes_back():
+    config = load_config(["trainer.total_epochs=2", "++trainer.total_epochs=3"])
+    assert config.trainer.total_epochs == 3
+    config = load_config(["trainer.total_epochs=2", "~trainer.total_epochs"])
+    assert config.trainer.total_epochs == 30
+    assert "trainer.total_epochs" not in config.set_keys
+
+
+def test_followed_keys_follow_through_chains_and_null_follows_too():
+    config = load_config(["actor_rollout_ref.actor.use_dynamic_bsz=true", "critic.use_dynamic_bsz=null"])
+    assert config.critic.use_dynamic_bsz is True
+    assert config.actor_rollout_ref.ref.log_prob_use_dynamic_bsz is True
+    config = load_config(["critic.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.actor.clip_ratio=0.3"])
+    assert config.critic.forward_micro_batch_size_per_gpu == 4
+    assert config.actor_rollout_ref.actor.clip_ratio_high == 0.3
+    assert load_config(["actor_rollout_ref.model.path=/m"]).critic.model.tokenizer_path == "/m"
+
+
+def test_references_are_looked_up(monkeypatch):
+    monkeypatch.setenv("BURNISH_TEST_HOME", "/data")
+    config = load_config(
+        [
+            "data.train_batch_size=64",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",
+            "data.train_files=${oc.env:BURNISH_TEST_HOME}/train.parquet",
+            "trainer.experiment_name=b${data.train_batch_size}",
+        ]
+    )
+    assert config.critic.ppo_mini_batch_size == 64
+    assert config.data.train_files == ["/data/train.parquet"]
+    assert config.trainer.default_local_dir == "checkpoints/burnish/b64"
+
+
+def test_home_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load_config(["actor_rollout_ref.model.path=~/model"])
+    assert config.actor_rollout_ref.model.path == "/home/me/model"
+    assert config.data.train_files == ["/home/me/data/rlhf/gsm8k/train.parquet"]
+
+
+def test_open_dictionaries_take_entries_one_by_one_or_whole():
+    config = load_config(
+        [
+            "+ray_kwargs.ray_init.runtime_env.working_dir=/w",
+            "ray_init.num_cpus=3",
+            "+actor_rollout_ref.model.override_config={hidden_size:64}",
+            "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+            "algorithm.custom.alpha=0.3",
+        ]
+    )
+    assert config.ray_kwargs.ray_init == {"num_cpus": 3, "runtime_env": {"working_dir": "/w"}}
+    assert config.actor_rollout_ref.model.override_config == {"hidden_size": 64, "attn_implementation": "eager"}
+    assert config.algorithm.custom == {"alpha": 0.3}
+
+
+def test_a_mapping_is_the_same_as_overrides():
+    typed = load_config(["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"])
+    mapped = load_config({"data": {"train_batch_size": 8}, "actor_rollout_ref.actor.ppo_mini_batch_size": 4})
+    assert mapped == typed
+
+
+def test_configs_do_not_share_lists_and_dictionaries():
+    first, second = load_config([]), load_config([])
+    first.trainer.logger.append("wandb")
+    first.ray_kwargs.ray_init["num_gpus"] = 1
+    assert second == load_config([]) == load_with_notices([]).config
+    assert PPOTrainerConfig().trainer.logger == ["console", "file"]
+
+
+def test_a_config_travels_between_processes_and_takes_no_unknown_attribute():
+    config = load_config([])
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(AttributeError):
+        config.trainer.total_epoch = 3
+    actor = dataclasses.replace(config.actor_rollout_ref.actor, global_batch_info={"dp_size": 2})
+    assert actor.global_batch_info == {"dp_size": 2}
+    assert config.actor_rollout_ref.actor.global_batch_info == {}
