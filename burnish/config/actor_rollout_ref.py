@@ -76,9 +76,9 @@ class FSDPActorConfig(Section):
     ppo_mini_batch_size: int = key(256, ge=1)
     """Prompts of one optimizer step; each counts with all its samples."""
     ppo_micro_batch_size_per_gpu: int | None = key(None, ge=1)
-    """Samples that go through the model at once, per worker; null: cut by `ppo_max_token_len_per_gpu`."""
+    """Samples that go through the model at once, per worker; null: `use_dynamic_bsz` becomes true."""
     use_dynamic_bsz: bool = key(False)
-    """Cut micro-batches by tokens instead of samples. The gradient is the same however they are cut."""
+    """Cut micro-batches by `ppo_max_token_len_per_gpu` instead of samples. The gradient is the same however they are cut."""
     ppo_max_token_len_per_gpu: int = key(16384, ge=1)
     """Tokens that go through the model at once, per worker, where micro-batches are cut by tokens: a hard bound."""
     ppo_epochs: int = key(1, ge=1)
@@ -105,8 +105,6 @@ class FSDPActorConfig(Section):
     """Divisor of seq-mean-token-sum-norm; null: the longest response allowed."""
     entropy_coeff: float = key(0.0)
     """Weight of the entropy bonus."""
-    calculate_entropy: bool = key(False)
-    """Report the entropy also when the bonus is 0."""
     use_kl_loss: bool = key(False)
     """Add the KL to the reference policy to the loss."""
     kl_loss_coef: float = key(0.001, ge=0)
@@ -133,9 +131,9 @@ class RefConfig(Section):
     )
     """Both names mean FSDP2."""
     log_prob_micro_batch_size_per_gpu: int | None = key(None, ge=1)
-    """Samples of one forward pass, per worker; null: cut by tokens."""
+    """Samples of one forward pass, per worker; null: `log_prob_use_dynamic_bsz` becomes true."""
     log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
-    """Cut by tokens instead of samples."""
+    """Cut by `log_prob_max_token_len_per_gpu` instead of samples."""
     log_prob_max_token_len_per_gpu: int = key(None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1)
     """Tokens of one forward pass, per worker."""
     fsdp_config: FSDPEngineConfig = section(FSDPEngineConfig)
@@ -193,9 +191,9 @@ class RolloutConfig(Section):
     free_cache_engine: bool = key(True)
     """Give the memory of the KV cache back between rollouts; false keeps it."""
     log_prob_micro_batch_size_per_gpu: int | None = key(None, ge=1)
-    """Samples of one forward pass for the old log-probs, per worker; null: cut by tokens."""
+    """Samples of one forward pass for the old log-probs, per worker; null: `log_prob_use_dynamic_bsz` becomes true."""
     log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
-    """Cut by tokens instead of samples."""
+    """Cut by `log_prob_max_token_len_per_gpu` instead of samples."""
     log_prob_max_token_len_per_gpu: int = key(None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1)
     """Tokens of one forward pass, per worker."""
     val_kwargs: SamplingConfig = section(SamplingConfig)

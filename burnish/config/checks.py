@@ -16,11 +16,12 @@ _REF = "actor_rollout_ref.ref"
 
 
 def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
-    """Runs every check, and decides ``critic.enable`` where it was left open.
+    """Decides what was left open, and runs every check.
 
     Raises:
         ConfigError: keys contradict each other.
     """
+    settle(config)
     check_estimator(config)
     check_clip_range(config)
     check_batch_sizes(config)
@@ -34,11 +35,20 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
         raise ConfigError(f"{shown(config, 'data.train_files')}: name at least one parquet or jsonl file to train on.")
 
 
+def settle(config: PPOTrainerConfig) -> None:
+    """Values that depend on several keys: whether there is a critic, and what cuts micro-batches where no size is set."""
+    if config.critic.enable is None:
+        config.critic.enable = config.algorithm.adv_estimator == "gae"
+    actor, rollout, ref = (getattr(config.actor_rollout_ref, name) for name in ("actor", "rollout", "ref"))
+    actor.use_dynamic_bsz |= actor.ppo_micro_batch_size_per_gpu is None
+    rollout.log_prob_use_dynamic_bsz |= rollout.log_prob_micro_batch_size_per_gpu is None
+    ref.log_prob_use_dynamic_bsz |= ref.log_prob_micro_batch_size_per_gpu is None
+    config.critic.use_dynamic_bsz |= config.critic.ppo_micro_batch_size_per_gpu is None
+
+
 def check_estimator(config: PPOTrainerConfig) -> None:
     """The estimator has what it compares: a critic, or several samples of a prompt."""
     estimator = config.algorithm.adv_estimator
-    if config.critic.enable is None:
-        config.critic.enable = estimator == "gae"
     if estimator == "gae" and not config.critic.enable:
         raise ConfigError(
             f"{shown(config, 'critic.enable')}: {shown(config, 'algorithm.adv_estimator')} needs a critic. Leave the "
@@ -161,19 +171,15 @@ def _lengths(config: PPOTrainerConfig) -> str:
 
 def _token_bounds_in_use(config: PPOTrainerConfig) -> Iterator[str]:
     needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
-    log_prob = ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
-    update = ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
-    forward = ("use_dynamic_bsz", "forward_micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")
-    for section, keys, runs in (
-        (_ACTOR, update, True),
-        (_ROLLOUT, log_prob, True),
-        (_REF, log_prob, needs_reference),
-        ("critic", update, config.critic.enable),
-        ("critic", forward, config.critic.enable),
-    ):
-        dynamic, by_samples, by_tokens = (f"{section}.{key}" for key in keys)
-        if runs and (value_of(config, dynamic) or value_of(config, by_samples) is None):
-            yield by_tokens
+    if value_of(config, f"{_ACTOR}.use_dynamic_bsz"):
+        yield f"{_ACTOR}.ppo_max_token_len_per_gpu"
+    if value_of(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz"):
+        yield f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"
+    if value_of(config, f"{_REF}.log_prob_use_dynamic_bsz") and needs_reference:
+        yield f"{_REF}.log_prob_max_token_len_per_gpu"
+    if config.critic.use_dynamic_bsz and config.critic.enable:
+        yield "critic.ppo_max_token_len_per_gpu"
+        yield "critic.forward_max_token_len_per_gpu"
 
 
 def check_workers(config: PPOTrainerConfig) -> None:

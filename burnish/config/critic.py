@@ -44,15 +44,15 @@ class FSDPCriticConfig(Section):
     ppo_mini_batch_size: int = key(None, follows="actor_rollout_ref.actor.ppo_mini_batch_size", ge=1)
     """Prompts of one optimizer step; each counts with all its samples."""
     ppo_micro_batch_size_per_gpu: int | None = key(None, ge=1)
-    """Samples that go through the model at once, per worker; null: cut by tokens."""
+    """Samples that go through the model at once, per worker; null: `use_dynamic_bsz` becomes true."""
     use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
     """Cut micro-batches by tokens instead of samples."""
     ppo_max_token_len_per_gpu: int = key(32768, ge=1)
     """Tokens that go through the model at once, per worker, when micro-batches are cut by tokens."""
     forward_micro_batch_size_per_gpu: int | None = key(None, follows=".ppo_micro_batch_size_per_gpu", ge=1)
-    """The same for computing values."""
+    """Samples that go through the model at once when values are computed, per worker."""
     forward_max_token_len_per_gpu: int = key(None, follows=".ppo_max_token_len_per_gpu", ge=1)
-    """The same for computing values."""
+    """Tokens that go through the model at once when values are computed, per worker."""
     ppo_epochs: int = key(None, follows="actor_rollout_ref.actor.ppo_epochs", ge=1)
     """Passes over a batch."""
     shuffle: bool = key(None, follows="actor_rollout_ref.actor.shuffle")

@@ -102,14 +102,13 @@ def batch_plan(config: PPOTrainerConfig, world_size: int) -> BatchPlan:
 
     def update_plan(model: FSDPActorConfig | FSDPCriticConfig, workers: int) -> UpdatePlan:
         mini = model.ppo_mini_batch_size
-        by_tokens = model.use_dynamic_bsz or model.ppo_micro_batch_size_per_gpu is None
         return UpdatePlan(
             updates=-(-prompts // mini) * model.ppo_epochs,
             prompts=min(mini, prompts),
             samples=min(mini, prompts) * rollout.n,
             workers=workers,
-            micro_batch_samples=None if by_tokens else model.ppo_micro_batch_size_per_gpu,
-            micro_batch_tokens=model.ppo_max_token_len_per_gpu if by_tokens else None,
+            micro_batch_samples=None if model.use_dynamic_bsz else model.ppo_micro_batch_size_per_gpu,
+            micro_batch_tokens=model.ppo_max_token_len_per_gpu if model.use_dynamic_bsz else None,
         )
 
     return BatchPlan(

@@ -67,9 +67,7 @@ class TrainerConfig(Section):
     resume_from_path: str | None = key(None)
     """Checkpoint folder (global_step_N) of resume_mode=resume_path."""
     max_actor_ckpt_to_keep: int | None = key(None, ge=1)
-    """Newest checkpoints of the policy that are kept; null: all."""
-    max_critic_ckpt_to_keep: int | None = key(None, follows=".max_actor_ckpt_to_keep", ge=1)
-    """Newest checkpoints of the critic that are kept."""
+    """Newest checkpoints that are kept, each with the policy and the critic; null: all."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,8 +76,6 @@ class RayKwargsConfig(Section):
 
     ray_init: dict[str, Any] = key({"num_cpus": None})
     """Arguments of `ray.init` (`ray_kwargs.ray_init.num_cpus=8`)."""
-    timeline_json_file: str | None = key(None)
-    """File for Ray's timeline of the run."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from burnish.core_algos.groups import GroupIndex, Groups
 from burnish.core_algos.scans import discounted_sum, generalized_advantage
 from burnish.utils.registry import Registry
-from burnish.utils.torch_functional import as_mask, at_least_fp32, masked_whiten
+from burnish.utils.torch_functional import as_mask, at_least_fp32, check_shapes, masked_whiten
 
 AdvantagesAndReturns = tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]
 
@@ -88,6 +88,7 @@ def compute_gae_advantage_return(
         returns: A + V, with A before whitening.
     """
     mask = as_mask(response_mask, token_level_rewards, "response_mask")
+    check_shapes(token_level_rewards, values=values)
     advantages = generalized_advantage(token_level_rewards, values, mask, gamma, lam)
     returns = torch.where(mask, advantages + values, 0.0)
     return masked_whiten(advantages, mask), returns

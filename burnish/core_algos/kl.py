@@ -8,7 +8,7 @@ from torch import Tensor
 
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError
-from burnish.utils.torch_functional import as_mask, at_least_fp32, masked_mean, zero_outside
+from burnish.utils.torch_functional import as_mask, at_least_fp32, check_shapes, masked_mean, zero_outside
 
 _BASES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_PENALTIES = (*_BASES, *(f"{base}+" for base in _BASES))
@@ -56,6 +56,7 @@ def _kl_per_token(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str, respons
         raise ConfigError(
             f"kl_penalty={kl_penalty}: no such KL estimator. Known: {', '.join(KL_PENALTIES)}, full (not supported)."
         )
+    check_shapes(logprob, ref_logprob=ref_logprob)
     if response_mask is not None:
         mask = as_mask(response_mask, logprob, "response_mask")
         logprob, ref_logprob = zero_outside(mask, logprob=logprob, ref_logprob=ref_logprob)

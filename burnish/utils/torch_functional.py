@@ -39,6 +39,20 @@ def as_mask(mask: Tensor, like: Tensor, name: str = "mask") -> Tensor:
     return as_bool
 
 
+def check_shapes(like: Tensor, **tensors: Tensor) -> None:
+    """Refuses tensors that would broadcast against ``like``, or not fit it at all.
+
+    Raises:
+        TrainingError: a tensor of another shape, by its keyword.
+    """
+    for name, tensor in tensors.items():
+        if tensor.shape != like.shape:
+            raise TrainingError(
+                f"{name} has shape {tuple(tensor.shape)}, but what it belongs to has shape {tuple(like.shape)}: "
+                f"both hold one entry per response token."
+            )
+
+
 def zero_outside(mask: Tensor, **tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors, in fp32 or wider, with zeros where ``mask`` is False.
 
@@ -52,12 +66,7 @@ def zero_outside(mask: Tensor, **tensors: Tensor) -> tuple[Tensor, ...]:
     Raises:
         TrainingError: a tensor of another shape, by name.
     """
-    for name, tensor in tensors.items():
-        if tensor.shape != mask.shape:
-            raise TrainingError(
-                f"{name} has shape {tuple(tensor.shape)}, but the mask has shape {tuple(mask.shape)}: "
-                f"both hold one entry per response token."
-            )
+    check_shapes(mask, **tensors)
     return tuple(torch.where(mask, at_least_fp32(tensor), 0.0) for tensor in tensors.values())
 
 

@@ -17,7 +17,7 @@ from burnish.protocol import DataProto
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_policy_loss
-from burnish.workers.updates import forward_kwargs, perf_metrics, run_mini_batches, update_kwargs
+from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
 
 
 def policy_temperature(config: RolloutConfig) -> float:
@@ -107,14 +107,14 @@ class ActorRolloutRefWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` [batch, response]: the actor's log-probs of the responses."""
-        outputs = self._log_probs(self.engine, data, forward_kwargs(self.config.rollout))
+        outputs = self._log_probs(self.engine, data, log_prob_kwargs(self.config.rollout))
         return DataProto.from_dict(tensors={"old_log_probs": outputs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """``ref_log_prob`` [batch, response]: the reference's log-probs of the responses."""
         assert self.reference is not None, "this worker was started without the reference role"
-        outputs = self._log_probs(self.reference, data, forward_kwargs(self.config.ref))
+        outputs = self._log_probs(self.reference, data, log_prob_kwargs(self.config.ref))
         return DataProto.from_dict(tensors={"ref_log_prob": outputs})
 
     def _log_probs(self, engine: FSDPEngine, data: DataProto, batching: dict[str, int | None]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from burnish.engine import FSDPEngine
 from burnish.protocol import DataProto
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_value_loss
-from burnish.workers.updates import perf_metrics, run_mini_batches, update_kwargs
+from burnish.workers.updates import perf_metrics, run_mini_batches, update_kwargs, value_kwargs
 
 
 class CriticWorker(Worker):
@@ -44,13 +44,7 @@ class CriticWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """``values`` [batch, response]: the value of the state before each response token."""
-        config = self.config
-        batching = (
-            {"max_token_len": config.forward_max_token_len_per_gpu}
-            if config.use_dynamic_bsz
-            else {"micro_batch_size": config.forward_micro_batch_size_per_gpu}
-        )
-        outputs = self.engine.infer_batch(data, temperature=1.0, outputs=("values",), **batching)
+        outputs = self.engine.infer_batch(data, temperature=1.0, outputs=("values",), **value_kwargs(self.config))
         return DataProto.from_dict(tensors={"values": outputs["values"]})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)

@@ -13,17 +13,31 @@ from burnish.protocol import DataProto
 
 
 def update_kwargs(config: FSDPActorConfig | FSDPCriticConfig) -> dict[str, int | None]:
-    """How updates are cut into micro-batches: by tokens (a hard bound) or by rows."""
-    if config.use_dynamic_bsz:
-        return {"max_token_len": config.ppo_max_token_len_per_gpu}
-    return {"micro_batch_size": config.ppo_micro_batch_size_per_gpu}
+    """How updates are cut into micro-batches."""
+    return _batching(config.use_dynamic_bsz, config.ppo_micro_batch_size_per_gpu, config.ppo_max_token_len_per_gpu)
 
 
-def forward_kwargs(config: RolloutConfig | RefConfig) -> dict[str, int | None]:
+def log_prob_kwargs(config: RolloutConfig | RefConfig) -> dict[str, int | None]:
     """How log-prob passes are cut into micro-batches."""
-    if config.log_prob_use_dynamic_bsz:
-        return {"max_token_len": config.log_prob_max_token_len_per_gpu}
-    return {"micro_batch_size": config.log_prob_micro_batch_size_per_gpu}
+    return _batching(
+        config.log_prob_use_dynamic_bsz,
+        config.log_prob_micro_batch_size_per_gpu,
+        config.log_prob_max_token_len_per_gpu,
+    )
+
+
+def value_kwargs(config: FSDPCriticConfig) -> dict[str, int | None]:
+    """How passes for values are cut into micro-batches."""
+    return _batching(
+        config.use_dynamic_bsz, config.forward_micro_batch_size_per_gpu, config.forward_max_token_len_per_gpu
+    )
+
+
+def _batching(by_tokens: bool, micro_batch_size: int | None, max_token_len: int) -> dict[str, int | None]:
+    """Rows per micro-batch where a number is given and not overruled, else a bound of tokens, which holds."""
+    if by_tokens or micro_batch_size is None:
+        return {"max_token_len": max_token_len}
+    return {"micro_batch_size": micro_batch_size}
 
 
 def run_mini_batches(

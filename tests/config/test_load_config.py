@@ -23,6 +23,7 @@ def test_no_overrides_give_the_defaults_with_followed_keys_filled_in():
     assert config.actor_rollout_ref.actor.clip_ratio_low == config.actor_rollout_ref.actor.clip_ratio_high == 0.2
     assert config.critic.ppo_mini_batch_size == 256
     assert config.critic.enable is True
+    assert config.actor_rollout_ref.actor.use_dynamic_bsz is True
     assert config.trainer.default_local_dir == "checkpoints/burnish/gsm8k"
 
 
@@ -124,6 +125,13 @@ def test_followed_keys_follow_through_chains_and_null_follows_too():
     assert config.critic.forward_micro_batch_size_per_gpu == 4
     assert config.actor_rollout_ref.actor.clip_ratio_high == 0.3
     assert load_config(["actor_rollout_ref.model.path=/m"]).critic.model.tokenizer_path == "/m"
+
+
+def test_a_micro_batch_size_in_samples_switches_that_model_alone_from_tokens_to_samples():
+    config = load_config(["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"])
+    assert config.actor_rollout_ref.actor.use_dynamic_bsz is False
+    assert config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz is True
+    assert config.critic.use_dynamic_bsz is True
 
 
 def test_references_are_looked_up(monkeypatch):

@@ -74,6 +74,14 @@ def test_what_lies_outside_the_mask_reaches_neither_loss_nor_gradient(name, rubb
     assert unmasked[0, 0].isnan()
 
 
+@pytest.mark.parametrize("name", KL_PENALTIES)
+def test_the_reference_gets_no_gradient(name):
+    log_prob, reference = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+    kl_penalty(log_prob, reference, name).sum().backward()
+    assert log_prob.grad is not None
+    assert reference.grad is None
+
+
 @pytest.mark.parametrize("name", ["full", "full+"])
 def test_full_is_refused_with_the_reason(name):
     with pytest.raises(ConfigError, match="needs the logits"):

@@ -34,7 +34,7 @@ def row(prompt="1+1=", truth="2", **extra):
         ("actor_rollout_ref.model.path=/nowhere/at/all", BurnishError, "/nowhere/at/all"),
         ("actor_rollout_ref.rollout.n=1", ConfigError, "rollout.n"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", ConfigError, "ppo_mini_batch_size"),
-        ("data.train_batch_size=1000000", ConfigError, "train_batch_size"),
+        ("data.train_batch_size=1000000", BurnishError, "train_batch_size"),
         ("actor_rollout_ref.rollout.temperature=-1", BurnishError, "temperature"),
         ("actor_rollout_ref.rollout.name=vllm", ConfigError, "vllm"),
         ("algorithm.adv_estimator=grpoo", ConfigError, "grpo"),
@@ -80,16 +80,11 @@ def test_an_unknown_data_source_is_refused_before_training(tmp_path):
         tiny_run(tmp_path / "run", f"data.train_files={path}")
 
 
-def test_batch_sizes_that_do_not_divide_train_on_every_row(tmp_path):
-    tiny_run(
-        tmp_path,
-        "data.train_batch_size=7",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
-        "trainer.total_training_steps=1",
-    )
-    (metrics,) = logged(tmp_path)
-    assert metrics["training/num_rows"] == 28
-    assert metrics["training/num_valid_rows"] == 28
+def test_batch_sizes_that_do_not_divide_name_the_nearest_that_do(tmp_path):
+    with pytest.raises(ConfigError, match="ppo_mini_batch_size=4"):
+        tiny_run(tmp_path, "actor_rollout_ref.actor.ppo_mini_batch_size=3")
+    with pytest.raises(ConfigError, match="do not divide among 3 workers"):
+        tiny_run(tmp_path, "trainer.controller=ray", "trainer.n_gpus_per_node=3")
 
 
 def flaky(data_source, solution_str, ground_truth, extra_info=None):

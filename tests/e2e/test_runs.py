@@ -56,7 +56,11 @@ def test_a_run_that_is_complete_already_ends_at_once(tmp_path):
         ["algorithm.norm_adv_by_std_in_grpo=false", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
         ["algorithm.adv_estimator=gae", "trainer.critic_warmup=1", "algorithm.use_kl_in_reward=true"],
         ["actor_rollout_ref.rollout.name=hf"],
-        ["actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64"],
+        [
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5",
+        ],
+        ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64"],
     ],
 )
 def test_every_way_to_train_trains(tmp_path, overrides):

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from burnish.utils.errors import TrainingError
-from burnish.utils.torch_functional import as_mask, masked_mean, masked_sum, masked_var, masked_whiten, zero_outside
+from burnish.utils.torch_functional import (
+    as_mask,
+    check_shapes,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    masked_whiten,
+    zero_outside,
+)
 
 NAN = math.nan
 
@@ -83,3 +91,5 @@ def test_a_mask_of_other_values_or_another_shape_is_refused_by_name():
         as_mask(torch.ones(2, 1), values, "response_mask")
     with pytest.raises(TrainingError, match="advantages has shape"):
         zero_outside(torch.ones(2, 3, dtype=torch.bool), advantages=torch.zeros(2, 1))
+    with pytest.raises(TrainingError, match="values has shape"):
+        check_shapes(values, values=torch.zeros(2, 1))

@@ -60,6 +60,7 @@ NO_EFFECT = _table(
         "clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta",
     ),
     ("log-probs are cut by rollout.log_prob_use_dynamic_bsz", _ACTOR, "ppo_infer_use_dynamic_bsz"),
+    ("the entropy is always reported", _ACTOR, "calculate_entropy"),
     # Rollout.
     (
         _ENGINE,
@@ -122,6 +123,11 @@ NO_EFFECT = _table(
         "max_concurrent max_rpm max_tpm estimated_tokens_per_request timeout",
     ),
     # Trainer.
+    (
+        "a checkpoint holds the policy and the critic together, and trainer.max_actor_ckpt_to_keep counts them",
+        "trainer",
+        "max_critic_ckpt_to_keep",
+    ),
     ("metrics of every step are logged", "trainer", "logging_freq"),
     ("it follows from the mini-batch and the micro-batch size", "trainer", "gradient_accumulation_steps"),
     ("there is one worker implementation", "trainer", "use_legacy_worker_impl"),

@@ -171,5 +171,6 @@ REFUSED: dict[str, Refusal] = {
     },
     "reward.reward_model.profiler.enable": _PROFILER,
     "global_profiler.tool": _PROFILER,
+    "ray_kwargs.timeline_json_file": _yet("writing Ray's timeline does"),
     "transfer_queue.enable": _yet("a transfer queue does"),
 }
