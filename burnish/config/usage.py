@@ -21,10 +21,16 @@ _reads: set[str] = set()
 def track(config: PPOTrainerConfig) -> PPOTrainerConfig:
     """Starts to note which keys of ``config`` this process reads, afresh; returns the same object."""
     _reads.clear()
-    for prefix, section in list(walk(config)):
-        if not hasattr(type(section), "untracked_class"):
-            section.__class__ = _tracked(type(section), prefix)  # type: ignore[assignment]
+    track_section(config, "")
     return config
+
+
+def track_section(root: Section, path: str) -> None:
+    """Notes the reads of one section of the tree, as a worker process gets it; ``path`` is where it belongs."""
+    for prefix, section in list(walk(root)):
+        if not hasattr(type(section), "untracked_class"):
+            full = ".".join(part for part in (path, prefix) if part)
+            section.__class__ = _tracked(type(section), full)  # type: ignore[assignment]
 
 
 def mark_read(keys: Iterable[str]) -> None:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from burnish.config import PPOTrainerConfig, batch_plan, load_config, to_yaml
+from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_yaml
 from burnish.config.cli import parse_train_args
-from burnish.config.usage import unread
+from burnish.config.usage import track, unread
 from burnish.utils.console import console, error_console
 from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
 
@@ -217,7 +217,8 @@ def ray_init_kwargs(config: PPOTrainerConfig) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     runtime_env["env_vars"] = env_vars | dict(runtime_env.get("env_vars", {}))
-    return {"include_dashboard": False, "log_to_driver": True, "runtime_env": runtime_env} | given
+    defaults = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
+    return defaults | {"runtime_env": runtime_env} | given
 
 
 def run_ppo(
@@ -234,6 +235,8 @@ def run_ppo(
         parts: datasets, a reward function or callbacks given as Python objects.
         quiet: do not print the start-up summary.
     """
+    check_paths(config)
+    track(config)
     resolve_machine(config)
     if not quiet:
         console.print(batch_plan(config, world_size(config)).render(), markup=False, highlight=False)
@@ -250,9 +253,9 @@ def run_ppo(
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status: 0, 2 for an error in the request, 1 for one in the run, 130 for Ctrl-C."""
-    args = parse_train_args(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
+        args = parse_train_args(sys.argv[1:] if argv is None else argv)
         config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
         if args.cfg:
             console.print(to_yaml(config), markup=False, highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ import time
 import torch
 
 from burnish.config import ActorRolloutRefConfig, RolloutConfig
+from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
@@ -36,6 +37,7 @@ class ActorRolloutRefWorker(Worker):
     """
 
     def __init__(self, config: ActorRolloutRefConfig, role: str, device: str, pad_token_id: int) -> None:
+        track_section(config, "actor_rollout_ref")
         self.config = config
         self.has_reference = role.endswith("_ref")
         self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
@@ -45,7 +47,7 @@ class ActorRolloutRefWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the model into the training engine, the rollout onto it, and the reference if there is one."""
-        self.ensure_process_group(self.device.type)
+        self.ensure_process_group(self.device.type, timeout_s=self.config.nccl_timeout)
         actor, model = self.config.actor, self.config.model
         self.engine = FSDPEngine(
             model,
@@ -139,11 +141,16 @@ class ActorRolloutRefWorker(Worker):
         )
         return metrics | perf_metrics(self.engine, data, name="actor", seconds=time.perf_counter() - start)
 
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def config_reads(self) -> frozenset[str]:
+        """Configuration keys that this process has read."""
+        return reads()
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
         """Model in Hugging Face format, optimizer state beside it."""
-        self.engine.save_checkpoint(folder)
+        self.engine.save_checkpoint(folder, self.config.actor.checkpoint.save_contents)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
-        self.engine.load_checkpoint(folder)
+        self.engine.load_checkpoint(folder, self.config.actor.checkpoint.load_contents)

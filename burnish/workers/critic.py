@@ -7,6 +7,7 @@ import time
 import torch
 
 from burnish.config import FSDPCriticConfig
+from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.protocol import DataProto
 from burnish.single_controller import Dispatch, Worker, register
@@ -24,6 +25,7 @@ class CriticWorker(Worker):
     """
 
     def __init__(self, config: FSDPCriticConfig, device: str, pad_token_id: int) -> None:
+        track_section(config, "critic")
         self.config = config
         self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
         self.pad_token_id = pad_token_id
@@ -63,11 +65,16 @@ class CriticWorker(Worker):
         )
         return metrics | perf_metrics(self.engine, data, name="critic", seconds=time.perf_counter() - start)
 
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def config_reads(self) -> frozenset[str]:
+        """Configuration keys that this process has read."""
+        return reads()
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
         """Model and value head, optimizer state beside them."""
-        self.engine.save_checkpoint(folder)
+        self.engine.save_checkpoint(folder, self.config.checkpoint.save_contents)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
-        self.engine.load_checkpoint(folder)
+        self.engine.load_checkpoint(folder, self.config.checkpoint.load_contents)

@@ -49,7 +49,7 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
         if config.entropy_coeff != 0:
             loss = loss - config.entropy_coeff * entropy
         if config.use_kl_loss:
-            kl = kl_penalty(log_prob, tensors["ref_log_prob"], config.kl_loss_type)
+            kl = kl_penalty(log_prob, tensors["ref_log_prob"], config.kl_loss_type, loss_mask)
             kl_loss = agg_loss(kl, loss_mask, config.loss_agg_mode, **global_batch_info)
             loss = loss + config.kl_loss_coef * kl_loss
             metrics["actor/kl_loss"] = kl_loss.detach() / dp_size

@@ -19,7 +19,8 @@ REPO = PROGRAM.parents[2]
 
 def run_ranks(out: Path, cases: list[dict[str, Any]], world: int = 2) -> list[dict[str, Any]]:
     """Results of the cases on each rank."""
-    environment = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    search = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM)]
     arguments = [str(world), str(out / "store"), str(out), json.dumps(cases)]
     processes = [

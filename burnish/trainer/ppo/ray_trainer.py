@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from burnish.config import PPOTrainerConfig, to_dict
+from burnish.config.usage import mark_read
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
 from burnish.data import RLHFDataset, create_dataloader, create_rl_sampler
@@ -203,6 +204,7 @@ class RayPPOTrainer:
         for worker_group in self.worker_groups.values():
             worker_group.shutdown()
         self.worker_groups = {}
+        self.resource_pool_manager.shutdown()
         if self.logger is not None:
             self.logger.finish()
             self.logger = None
@@ -230,6 +232,12 @@ class RayPPOTrainer:
                 self._validate()
                 self._save_checkpoint()
             self._log(batch)
+        self._gather_config_reads()
+
+    def _gather_config_reads(self) -> None:
+        """Keys that workers in other processes have read, for the list of keys that nobody did."""
+        for worker_group in self.worker_groups.values():
+            mark_read(worker_group.config_reads())  # type: ignore[attr-defined]
 
     def _start_run(self) -> None:
         """Resumes, opens the logs, and validates before training if asked to."""
@@ -449,6 +457,8 @@ class RayPPOTrainer:
     def _write_checkpoint(self) -> None:
         with self.checkpoints.writing(self.global_steps) as folder:
             self.actor_rollout_wg.save_checkpoint(f"{folder}/actor")
+            # With its tokenizer the folder is a model like any other.
+            self.tokenizer.save_pretrained(f"{folder}/actor")
             if self.use_critic:
                 self.critic_wg.save_checkpoint(f"{folder}/critic")
             self.checkpoints.write_state(
