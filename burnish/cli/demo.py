@@ -59,7 +59,7 @@ class LiveView:
         if report.step == 0:
             self.accuracy_before = report.metrics.get(ACCURACY)
             self.started = now
-            error_console.print(f"accuracy before: {_percent(self.accuracy_before)}", highlight=False)
+            error_console.print(f"accuracy on held-out prompts before: {_percent(self.accuracy_before)}")
             return
         self.seconds = now - self.started
         self.accuracy_after = report.metrics.get(ACCURACY, self.accuracy_after)
@@ -68,7 +68,7 @@ class LiveView:
         if self.live is not None:
             self.live.update(self.render())
         else:
-            error_console.print(self._line(), highlight=False)
+            error_console.print(self._line())
 
     def _line(self) -> str:
         row = self.rows[-1]
@@ -140,11 +140,11 @@ def _report(view: LiveView, summary: RunSummary, as_json: bool) -> None:
     per_step = sum(row["timing_s/step"] for row in view.rows) / steps if steps else float("nan")
     out = error_console if as_json else console
     out.print(
-        f"Accuracy on held-out prompts: {_percent(view.accuracy_before)} before, {_percent(view.accuracy_after)} after "
+        f"Accuracy on held-out prompts (greedy): {_percent(view.accuracy_before)} before, {_percent(view.accuracy_after)} after "
         f"{steps} steps in {view.seconds:.0f} s ({per_step:.2f} s a step).",
-        highlight=False,
+        soft_wrap=True,
     )
-    out.print(f"The run's files are in {summary.run_dir}", highlight=False, soft_wrap=True)
+    out.print(f"The run's files are in {summary.run_dir}", soft_wrap=True)
     if as_json:
         result = {
             "accuracy_before": view.accuracy_before,
@@ -153,4 +153,4 @@ def _report(view: LiveView, summary: RunSummary, as_json: bool) -> None:
             "seconds": round(view.seconds, 2),
             "run_dir": summary.run_dir,
         }
-        console.print(json.dumps(result), markup=False, highlight=False, soft_wrap=True)
+        console.print(json.dumps(result), markup=False, soft_wrap=True)

@@ -40,7 +40,7 @@ def demo(
         bool, typer.Option("--json", help="End with one line of JSON instead of the live view.")
     ] = False,
 ) -> None:
-    """Watch a tiny model learn arithmetic by GRPO on this machine, in about two minutes."""
+    """Watch a tiny model learn arithmetic by GRPO on this machine, in less than two minutes."""
     from burnish.cli.demo import run_demo
 
     raise typer.Exit(run_demo(overrides or [], steps=steps, seed=seed, as_json=as_json))
@@ -51,7 +51,7 @@ def version() -> None:
     """Print the version."""
     from burnish import __version__
 
-    console.print(__version__, highlight=False)
+    console.print(__version__)
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     try:
         app()
     except BurnishError as error:
-        error_console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
         sys.exit(2)
 
 

@@ -4,14 +4,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from jaxtyping import Float
 from torch import Tensor
 
 from burnish.protocol import DataProto
 
+# What a module gives for each row, zero where there is no sampled token.
+Outputs = dict[str, Float[Tensor, "batch response"]]
+
 # (outputs of the module, each [rows, response]; the rows; global_batch_info) -> (loss, metrics). Metrics are detached
 # scalars that add up: each is its rows' share of the value over the whole optimizer step. Names that end in "_max" or
 # "_min" are joined by maximum or minimum instead.
-LossFn = Callable[[dict[str, Tensor], DataProto, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
+LossFn = Callable[[Outputs, DataProto, dict[str, Any]], tuple[Float[Tensor, ""], dict[str, Tensor]]]
 
 
 class BaseEngine(Protocol):
@@ -25,7 +29,7 @@ class BaseEngine(Protocol):
         outputs: Sequence[str] = ("log_probs",),
         micro_batch_size: int | None = None,
         max_token_len: int | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Outputs:
         """``outputs`` of the rows in their order, each [batch, response]."""
         ...
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from burnish.config import CriticModelConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from burnish.engine import checkpoint, ranks
-from burnish.engine.base import LossFn
+from burnish.engine.base import LossFn, Outputs
 from burnish.engine.layout import Layout, Replicated, Sharded, named_weights
 from burnish.engine.micro_batches import split_rows
 from burnish.engine.optimizer import MasterOptimizer
@@ -144,7 +144,7 @@ class FSDPEngine:
         outputs: Sequence[str] = ("log_probs",),
         micro_batch_size: int | None = None,
         max_token_len: int | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Outputs:
         """``outputs`` of the rows in their order: [batch, response] float32, zero where ``response_mask`` is false."""
         self.module.eval()
         rows = _Rows(batch)

@@ -152,7 +152,18 @@ def _load(
         raise ModelError(
             f"The weights at {path!r} lack {len(missing)} tensors of {type(model).__name__}: {missing[:5]}."
         )
+    _mend_generation_config(model)
     return _prepare(model, attn)
+
+
+def _mend_generation_config(model: PreTrainedModel) -> None:
+    """Published folders set a temperature without do_sample; transformers may refuse to save that, hours into a run."""
+    config = getattr(model, "generation_config", None)
+    if config is None or config.do_sample:
+        return
+    defaults: dict[str, tuple[Any, ...]] = {"temperature": (None, 1.0), "top_p": (None, 1.0), "top_k": (None, 0, 50)}
+    if any(getattr(config, name, None) not in values for name, values in defaults.items()):
+        config.do_sample = True
 
 
 @contextmanager

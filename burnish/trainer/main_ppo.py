@@ -239,7 +239,7 @@ def run_ppo(
     track(config)
     resolve_machine(config)
     if not quiet:
-        console.print(batch_plan(config, world_size(config)).render(), markup=False, highlight=False)
+        console.print(batch_plan(config, world_size(config)).render(), soft_wrap=True)
     task_runner_class = task_runner_class or TaskRunner
     if hasattr(task_runner_class, "remote"):
         if parts is not None:
@@ -258,20 +258,20 @@ def main(argv: list[str] | None = None) -> int:
         args = parse_train_args(sys.argv[1:] if argv is None else argv)
         config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
         if args.cfg:
-            console.print(to_yaml(config), markup=False, highlight=False, soft_wrap=True)
+            console.print(to_yaml(config), soft_wrap=True)
             return 0
         summary = run_ppo(config)
     except (ConfigError, DataError, ModelError, ResourceError) as error:
-        error_console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
         return 2
     except BurnishError as error:
         logger.debug("The run failed.", exc_info=True)
-        error_console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
         return 1
     unread_keys = unread(config)
     if unread_keys:
-        console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", markup=False)
-    console.print(f"Step {summary.steps}. The run's files are in {summary.run_dir}", markup=False, highlight=False)
+        console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
+    console.print(f"Step {summary.steps}. The run's files are in {summary.run_dir}", soft_wrap=True)
     return 130 if summary.interrupted else 0
 
 

@@ -101,6 +101,14 @@ def test_every_token_that_ends_a_turn_is_found(tmp_path: Path) -> None:
     assert eos_token_ids(build("llama")) == (2,)
 
 
+def test_a_folder_whose_sampling_flags_contradict_each_other_can_be_saved_again(tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7, "temperature": 0.6, "top_p": 0.9}))
+    model = load_causal_lm(str(tmp_path))
+    model.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == 7
+
+
 def test_a_tied_head_stays_one_parameter() -> None:
     policy = PolicyModule(build("llama", torch.float32))
     set_dtype(policy, torch.bfloat16)

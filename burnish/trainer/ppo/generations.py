@@ -52,8 +52,8 @@ def dump_generations(batch: DataProto, tokenizer: Any, folder: str, step: int) -
 def show_generations(batch: DataProto, tokenizer: Any, num_shown: int, step: int) -> None:
     """Prints the first ``num_shown`` rows."""
     for row in generations(batch[: min(num_shown, len(batch))], tokenizer):
-        console.print(f"step {step} | score {row['score']:.3f}", style="bold", markup=False)
-        console.print(f"{row['prompt']}{row['response']}", markup=False, highlight=False)
+        console.print(f"step {step} | score {row['score']:.3f}", style="bold")
+        console.print(f"{row['prompt']}{row['response']}")
 
 
 def sample_of(batch: DataProto, tokenizer: Any) -> dict[str, Any]:
