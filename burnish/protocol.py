@@ -214,6 +214,17 @@ class DataProto:
         """Bytes of the tensors' values; non-tensor values are not counted."""
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
+    @property
+    def tensors(self) -> TensorDict:
+        """``batch``, where there has to be one.
+
+        Raises:
+            BatchError: there are no tensors.
+        """
+        if self.batch is None:
+            raise BatchError(f"The batch has no tensors, only {', '.join(self.non_tensor_batch) or 'nothing'}.")
+        return self.batch
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {} if self.batch is None else {str(key): self.batch.get(key) for key in self.batch.keys()}  # noqa: SIM118
 

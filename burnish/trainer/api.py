@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from burnish.config import load_config
 from burnish.trainer.main_ppo import Parts, run_ppo
@@ -75,7 +75,7 @@ def train(
             arguments.append(_override(f"data.{key}_files", source))
         else:
             arguments.append(_override(f"data.{key}_files", None))
-            setattr(parts, f"{key}_rows", [_row(row) for row in source])
+            setattr(parts, f"{key}_rows", [_row(row) for row in cast(Rows, source)])
     arguments += [_override(key, value) for key, value in _flatten(overrides)]
     config = load_config(arguments, train_rows_given=parts.train_rows is not None)
     summary = run_ppo(config, parts=parts, quiet=True)

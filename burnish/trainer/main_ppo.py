@@ -135,8 +135,8 @@ class TaskRunner:
             trust_remote_code=model.trust_remote_code,
             chat_template=model.custom_chat_template,
         )
-        train_dataset = create_rl_dataset(config.data, tokenizer, split="train", rows=parts.train_rows)
-        val_dataset = create_rl_dataset(config.data, tokenizer, split="val", rows=parts.val_rows)
+        train_dataset: Any = create_rl_dataset(config.data, tokenizer, split="train", rows=parts.train_rows)
+        val_dataset: Any = create_rl_dataset(config.data, tokenizer, split="val", rows=parts.val_rows)
         reward_fn = load_reward_manager(config.reward, tokenizer, compute_score=parts.reward_fn)
         for dataset in (train_dataset, val_dataset):
             if dataset is not None:

@@ -60,7 +60,7 @@ class CriticWorker(Worker):
             name="critic",
             outputs=("values",),
             temperature=1.0,
-            loss_scale_factor=data.batch["responses"].shape[1],
+            loss_scale_factor=data.tensors["responses"].shape[1],
             batching=update_kwargs(self.config),
         )
         return metrics | perf_metrics(self.engine, data, name="critic", seconds=time.perf_counter() - start)

@@ -29,7 +29,7 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
     def policy_loss(
         outputs: Mapping[str, torch.Tensor], rows: DataProto, global_batch_info: dict[str, Any]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        tensors = rows.batch
+        tensors = rows.tensors
         log_prob, loss_mask = outputs["log_probs"], tensors["loss_mask"]
         # One update per batch: the policy before the update is the policy that is being differentiated.
         old_log_prob = tensors["old_log_probs"] if "old_log_probs" in tensors else log_prob.detach()
@@ -78,7 +78,7 @@ def make_value_loss(config: FSDPCriticConfig) -> LossFn:
     def value_loss(
         outputs: Mapping[str, torch.Tensor], rows: DataProto, global_batch_info: dict[str, Any]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        tensors = rows.batch
+        tensors = rows.tensors
         loss, clipfrac = compute_value_loss(
             outputs["values"],
             tensors["returns"],

@@ -64,7 +64,7 @@ def run_mini_batches(
     for mini_batch_id, denominators in enumerate(data.meta_info["mini_batches"]):
         if denominators["batch_num_tokens"] == 0:
             continue
-        rows = data.select_idxs(data.batch["mini_batch_id"] == mini_batch_id)
+        rows = data.select_idxs(data.tensors["mini_batch_id"] == mini_batch_id)
         info: dict[str, Any] = {
             **denominators,
             "dp_size": engine.dp_size,
@@ -91,10 +91,10 @@ def perf_metrics(engine: FSDPEngine, data: DataProto, *, name: str, seconds: flo
     metrics = {"perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(engine.device) / 2**30}
     peak = device_peak_flops(engine.device, engine.dtype)
     if peak is not None:
-        lengths = data.batch["attention_mask"].sum(-1).double()
+        lengths = data.tensors["attention_mask"].sum(-1).double()
         num_tokens = float(lengths.sum())
         mean_context = float((lengths * lengths).sum() / 2 / num_tokens)
-        responses = float(data.batch["response_mask"].sum())
+        responses = float(data.tensors["response_mask"].sum())
         per_token = estimate_flops_per_token(engine.module.model, mean_context, head_share=responses / num_tokens)
         metrics[f"perf/mfu/{name}"] = per_token * num_tokens / seconds / peak
     return metrics

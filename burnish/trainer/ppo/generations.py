@@ -13,7 +13,7 @@ from burnish.utils.console import console
 
 def generations(batch: DataProto, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Each row of a scored batch as text: uid, prompt, response, score, validity, ground truth and the reward's extras."""
-    tensors, others = batch.batch, batch.non_tensor_batch
+    tensors, others = batch.tensors, batch.non_tensor_batch
     num_response = tensors["responses"].shape[1]
     prompt_mask = tensors["attention_mask"][:, :-num_response].bool()
     scores = tensors["token_level_scores"].sum(-1).tolist()

@@ -30,7 +30,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool, max_response_length
 
     Rows that count in no loss (``valid`` is False) are left out of all but the lengths.
     """
-    tensors = batch.batch
+    tensors = batch.tensors
     response_mask, valid, loss_mask = tensors["response_mask"], tensors["valid"], tensors["loss_mask"]
     response_length = response_mask.sum(-1)
     prompt_length = tensors["attention_mask"].sum(-1) - tensors["attention_mask"][:, -response_mask.shape[1] :].sum(-1)
@@ -57,7 +57,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool, max_response_length
 
 def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
     """How far the rollout engine's probabilities are from the trainer's, on the sampled tokens."""
-    tensors = batch.batch
+    tensors = batch.tensors
     if "old_log_probs" not in tensors or "rollout_log_probs" not in tensors:
         return {}
     mask = tensors["response_mask"]
@@ -75,8 +75,8 @@ def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
     """Seconds per stage, and milliseconds per token of the tokens that the stage works on."""
-    num_response_tokens = int(batch.batch["response_mask"].sum())
-    num_tokens = int(batch.batch["attention_mask"].sum())
+    num_response_tokens = int(batch.tensors["response_mask"].sum())
+    num_tokens = int(batch.tensors["attention_mask"].sum())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
     worked_on = {"gen": num_response_tokens} | dict.fromkeys(
         ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), num_tokens
@@ -89,7 +89,7 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
     """The pace of the whole step: ``perf/throughput`` is tokens per second and device (the name is verl's)."""
-    num_tokens = int(batch.batch["attention_mask"].sum())
+    num_tokens = int(batch.tensors["attention_mask"].sum())
     seconds = timing_raw["step"]
     return {
         "perf/total_num_tokens": float(num_tokens),

@@ -38,14 +38,14 @@ def plan_mini_batches(
     Raises:
         TrainingError: the batch has no token to train on.
     """
-    loss_mask = batch.batch[loss_mask_key]
+    loss_mask = batch.tensors[loss_mask_key]
     if not bool(loss_mask.any()):
         raise TrainingError(
             f"None of the {len(batch)} rows has a token to train on: every row was rejected or abstained "
             "(see the reward/* metrics of this step)."
         )
     mini_batches = _group_rows(batch.non_tensor_batch["uid"], num_prompts, shuffle_seed)
-    lengths = batch.batch["attention_mask"].sum(-1)
+    lengths = batch.tensors["attention_mask"].sum(-1)
     per_rank: list[list[int]] = [[] for _ in range(dp_size)]
     ids: list[list[int]] = [[] for _ in range(dp_size)]
     fillers: list[list[bool]] = [[] for _ in range(dp_size)]
@@ -66,8 +66,8 @@ def plan_mini_batches(
     planned = batch.select_idxs([row for rows in per_rank for row in rows])
     filler = torch.tensor([flag for flags in fillers for flag in flags])
     for key in {loss_mask_key, "response_mask"}:
-        planned.batch[key] = planned.batch[key] & ~filler[:, None]
-    planned.batch["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
+        planned.tensors[key] = planned.tensors[key] & ~filler[:, None]
+    planned.tensors["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
     planned.meta_info = {**batch.meta_info, "mini_batches": denominators}
     return planned
 

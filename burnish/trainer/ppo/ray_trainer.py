@@ -6,22 +6,18 @@ it, and hands it on; a variant of the algorithm overrides one stage and leaves `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
-
-import numpy as np
 
 from burnish.config import PPOTrainerConfig, to_dict
 from burnish.config.usage import mark_read
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
-from burnish.data import RLHFDataset, create_dataloader, create_rl_sampler
-from burnish.protocol import DataProto
+from burnish.data import create_dataloader, create_rl_sampler
+from burnish.protocol import DataProto, object_array
 from burnish.reward import RewardManager
-from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
+from burnish.single_controller import WorkerGroup
 from burnish.trainer.ppo.checkpoint import CheckpointManager
 from burnish.trainer.ppo.generations import dump_generations, sample_of, show_generations
 from burnish.trainer.ppo.metrics import (
@@ -33,43 +29,12 @@ from burnish.trainer.ppo.metrics import (
 from burnish.trainer.ppo.mini_batches import plan_mini_batches
 from burnish.trainer.ppo.roles import Role, need_critic, need_reference_policy
 from burnish.trainer.ppo.scoring import concat_scored, score_batch
+from burnish.trainer.ppo.spawn import spawn_workers
+from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, merge_ranks, stage
 from burnish.trainer.ppo.validation import validation_metrics
 from burnish.utils.errors import ConfigError, TrainingError
 from burnish.utils.timing import marked_timer
 from burnish.utils.tracking import Tracking
-
-PROMPT_TENSORS = ["input_ids", "attention_mask", "position_ids"]
-
-
-@dataclass(kw_only=True)
-class StepReport:
-    """What a callback is told after a step (and after a validation before training, as step 0)."""
-
-    step: int
-    total_steps: int
-    metrics: dict[str, float]
-    sample: dict[str, Any] = field(default_factory=dict)
-
-
-def stage(name: str, when: str | None = None) -> Callable:
-    """Marks a method as a stage: its seconds go to ``timing_s/<name>``, and errors can say where they happened.
-
-    Args:
-        when: attribute of the trainer that says whether this run, or this step, has the stage; without it the batch passes by.
-    """
-
-    def decorator(method: Callable) -> Callable:
-        @wraps(method)
-        def timed(self: RayPPOTrainer, batch: Any = None) -> Any:
-            if when is not None and not getattr(self, when):
-                return batch
-            self.current_stage = name
-            with marked_timer(name, self.timing_raw):
-                return method(self) if batch is None else method(self, batch)
-
-        return timed
-
-    return decorator
 
 
 class RayPPOTrainer:
@@ -99,12 +64,12 @@ class RayPPOTrainer:
         tokenizer: Any,
         role_worker_mapping: Mapping[Role, type],
         resource_pool_manager: Any,
-        ray_worker_group_cls: type[WorkerGroup] | None = None,
+        ray_worker_group_cls: Callable[..., WorkerGroup] | None = None,
         processor: Any = None,
         reward_fn: RewardManager | None = None,
         val_reward_fn: RewardManager | None = None,
-        train_dataset: RLHFDataset | None = None,
-        val_dataset: RLHFDataset | None = None,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
         collate_fn: Callable | None = None,
         train_sampler: Any = None,
         device_name: str | None = None,
@@ -118,7 +83,7 @@ class RayPPOTrainer:
         self.tokenizer = tokenizer
         self.role_worker_mapping = dict(role_worker_mapping)
         self.resource_pool_manager = resource_pool_manager
-        self.ray_worker_group_cls = ray_worker_group_cls or _default_worker_group_cls()
+        self.ray_worker_group_cls = ray_worker_group_cls
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
         self.train_dataset = train_dataset
@@ -133,7 +98,10 @@ class RayPPOTrainer:
         self.metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         self.skipped_updates_in_a_row = 0
-        self.worker_groups: dict[str, WorkerGroup] = {}
+        # Any: a worker's methods become the group's when it is made.
+        self.worker_groups: dict[Role, Any] = {}
+        self.actor_rollout_wg: Any = None
+        self.critic_wg: Any = None
         self._create_dataloaders(collate_fn, train_sampler)
         self.checkpoints = CheckpointManager(config.trainer)
         self.logger: Tracking | None = None
@@ -142,7 +110,11 @@ class RayPPOTrainer:
 
     def _create_dataloaders(self, collate_fn: Callable | None, train_sampler: Any) -> None:
         data, trainer = self.config.data, self.config.trainer
-        common = {"num_workers": data.dataloader_num_workers, "seed": data.seed, "pad_token_id": self._pad_token_id}
+        common: dict[str, Any] = {
+            "num_workers": data.dataloader_num_workers,
+            "seed": data.seed,
+            "pad_token_id": self._pad_token_id,
+        }
         self.train_dataloader = create_dataloader(
             self.train_dataset,
             batch_size=data.train_batch_size,
@@ -173,31 +145,20 @@ class RayPPOTrainer:
         return self.tokenizer.pad_token_id
 
     def init_workers(self) -> None:
-        """Starts the worker processes pool by pool, several roles in one process where they share a pool, and loads models."""
-        self.resource_pool_manager.create_resource_pool()
-        pools: dict[Any, dict[str, RayClassWithInitArgs]] = {}
-        for role, worker_cls in self.role_worker_mapping.items():
-            pool = self.resource_pool_manager.get_resource_pool(role)
-            pools.setdefault(pool, {})[str(role)] = self._worker_with_init_args(role, worker_cls)
-        for pool, class_dict in pools.items():
-            worker_group = self.ray_worker_group_cls(
-                resource_pool=pool,
-                ray_cls_with_init=create_colocated_worker_cls(class_dict),
-                stage_timeout=self.config.trainer.stage_timeout,
-            )
-            self.worker_groups |= worker_group.spawn(set(class_dict))
-        actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.role_worker_mapping else Role.ActorRollout
-        self.actor_rollout_wg: Any = self.worker_groups[str(actor_role)]
-        self.critic_wg: Any = self.worker_groups[str(Role.Critic)] if self.use_critic else None
-        if self.use_critic:
-            self.critic_wg.init_model()
-        self.actor_rollout_wg.init_model()
-
-    def _worker_with_init_args(self, role: Role, worker_cls: type) -> RayClassWithInitArgs:
-        common = {"device": self.device_name, "pad_token_id": self._pad_token_id}
-        if role is Role.Critic:
-            return RayClassWithInitArgs(worker_cls, config=self.config.critic, **common)
-        return RayClassWithInitArgs(worker_cls, config=self.config.actor_rollout_ref, role=str(role), **common)
+        """Starts the worker processes and loads the models."""
+        self.worker_groups = spawn_workers(
+            self.config,
+            self.role_worker_mapping,
+            self.resource_pool_manager,
+            self.ray_worker_group_cls,
+            device=self.device_name,
+            pad_token_id=self._pad_token_id,
+        )
+        actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.worker_groups else Role.ActorRollout
+        self.actor_rollout_wg = self.worker_groups[actor_role]
+        self.critic_wg = self.worker_groups.get(Role.Critic)
+        for worker_group in self.worker_groups.values():
+            worker_group.init_model()
 
     def shutdown(self) -> None:
         """Ends the worker processes and closes the logs; safe to call twice."""
@@ -237,7 +198,7 @@ class RayPPOTrainer:
     def _gather_config_reads(self) -> None:
         """Keys that workers in other processes have read, for the list of keys that nobody did."""
         for worker_group in self.worker_groups.values():
-            mark_read(worker_group.config_reads())  # type: ignore[attr-defined]
+            mark_read(worker_group.config_reads())
 
     def _start_run(self) -> None:
         """Resumes, opens the logs, and validates before training if asked to."""
@@ -299,10 +260,10 @@ class RayPPOTrainer:
         batch = DataProto.from_single_dict(batch_dict, meta_info={"pad_token_id": self._pad_token_id})
         prefix = f"epoch{self.epoch}" if uid_prefix is None else uid_prefix
         n = self.config.actor_rollout_ref.rollout.n if n is None else n
-        batch.non_tensor_batch["uid"] = _object_array(f"{prefix}-{row}" for row in batch.non_tensor_batch["uid"])
+        batch.non_tensor_batch["uid"] = object_array([f"{prefix}-{row}" for row in batch.non_tensor_batch["uid"]])
         num_prompts = len(batch)
         batch = batch.repeat(n, interleave=True)
-        batch.non_tensor_batch["sample_index"] = _object_array(list(range(n)) * num_prompts)
+        batch.non_tensor_batch["sample_index"] = object_array(list(range(n)) * num_prompts)
         return batch
 
     @stage("gen")
@@ -331,7 +292,7 @@ class RayPPOTrainer:
         With one update per batch they are the update's own, detached: the pass is left out, and the update measures the
         difference to the rollout's.
         """
-        batch = batch.union(self.actor_rollout_wg.compute_log_prob(batch.select(**_FORWARD_KEYS)))
+        batch = batch.union(self.actor_rollout_wg.compute_log_prob(batch.select(**FORWARD_KEYS)))
         self.metrics |= compute_rollout_difference(batch)
         return batch
 
@@ -345,12 +306,12 @@ class RayPPOTrainer:
     @stage("ref", when="use_reference_policy")
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the frozen reference, when a KL term reads them."""
-        return batch.union(self.actor_rollout_wg.compute_ref_log_prob(batch.select(**_FORWARD_KEYS)))
+        return batch.union(self.actor_rollout_wg.compute_ref_log_prob(batch.select(**FORWARD_KEYS)))
 
     @stage("values", when="use_critic")
     def _compute_values(self, batch: DataProto) -> DataProto:
         """The critic's value of the state before each response token."""
-        return batch.union(self.critic_wg.compute_values(batch.select(**_FORWARD_KEYS)))
+        return batch.union(self.critic_wg.compute_values(batch.select(**FORWARD_KEYS)))
 
     @stage("adv")
     def _compute_advantage(self, batch: DataProto) -> DataProto:
@@ -360,7 +321,7 @@ class RayPPOTrainer:
             batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl_in_reward, algorithm.kl_penalty)
             self.metrics |= kl_metrics
         else:
-            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+            batch.tensors["token_level_rewards"] = batch.tensors["token_level_scores"]
         return compute_advantage(
             batch,
             adv_estimator=algorithm.adv_estimator,
@@ -400,7 +361,7 @@ class RayPPOTrainer:
                 balance=self.config.trainer.balance_batch,
             )
             planned.meta_info["global_steps"] = self.global_steps
-            per_epoch.append(_merge_ranks(update(planned)))
+            per_epoch.append(merge_ranks(update(planned)))
         metrics = {key: sum(m[key] for m in per_epoch) / len(per_epoch) for key in per_epoch[0]}
         self.metrics |= metrics
         self._watch_skipped_updates(metrics)
@@ -504,32 +465,3 @@ class RayPPOTrainer:
         )
         for callback in self.callbacks:
             callback(report)
-
-
-# What a forward pass of the policy, the reference or the critic reads.
-_FORWARD_KEYS: dict[str, Any] = {
-    "batch_keys": [*PROMPT_TENSORS, "responses", "response_mask"],
-    "non_tensor_batch_keys": [],
-}
-
-
-def _object_array(values: Iterable[Any]) -> np.ndarray:
-    values = list(values)
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
-
-
-def _merge_ranks(per_rank: list[dict[str, float]]) -> dict[str, float]:
-    """The engine has summed the metrics over the ranks already; memory is each rank's own, and the fullest one counts."""
-    merged = dict(per_rank[0])
-    for key in merged:
-        if key.startswith("perf/"):
-            merged[key] = max(metrics[key] for metrics in per_rank)
-    return merged
-
-
-def _default_worker_group_cls() -> type[WorkerGroup]:
-    from burnish.single_controller.ray import RayWorkerGroup
-
-    return RayWorkerGroup

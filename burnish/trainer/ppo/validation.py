@@ -20,8 +20,8 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     ``val-aux/<source>/num_invalid``.
     """
     others = batch.non_tensor_batch
-    valid = batch.batch["valid"].numpy()
-    variables: dict[str, np.ndarray] = {"reward": batch.batch["token_level_scores"].sum(-1).double().numpy()}
+    valid = batch.tensors["valid"].numpy()
+    variables: dict[str, np.ndarray] = {"reward": batch.tensors["token_level_scores"].sum(-1).double().numpy()}
     for key in batch.meta_info.get("reward_extra_keys", []):
         numbers = as_numbers(others[key])
         if numbers is not None:

@@ -1,0 +1,49 @@
+"""Starts the worker processes of a run: pool by pool, several roles in one process where they share a pool."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from burnish.config import PPOTrainerConfig
+from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
+from burnish.trainer.ppo.roles import Role
+
+
+def spawn_workers(
+    config: PPOTrainerConfig,
+    role_worker_mapping: Mapping[Role, type],
+    resource_pool_manager: Any,
+    worker_group_cls: Callable[..., WorkerGroup] | None,
+    *,
+    device: str,
+    pad_token_id: int,
+) -> dict[Role, Any]:
+    """The worker group of every role; no model is loaded yet.
+
+    Raises:
+        ResourceError: the cluster cannot give what the pools ask for.
+        WorkerError: a worker cannot be made.
+    """
+    resource_pool_manager.create_resource_pool()
+    pools: dict[Any, dict[Role, RayClassWithInitArgs]] = {}
+    for role, worker_cls in role_worker_mapping.items():
+        pool = resource_pool_manager.get_resource_pool(role)
+        common = {"device": device, "pad_token_id": pad_token_id}
+        if role is Role.Critic:
+            with_args = RayClassWithInitArgs(worker_cls, config=config.critic, **common)
+        else:
+            with_args = RayClassWithInitArgs(worker_cls, config=config.actor_rollout_ref, role=str(role), **common)
+        pools.setdefault(pool, {})[role] = with_args
+    make_group = worker_group_cls or _ray_worker_group_cls()
+    groups: dict[Role, Any] = {}
+    for pool, classes in pools.items():
+        colocated = create_colocated_worker_cls({str(role): with_args for role, with_args in classes.items()})
+        group = make_group(resource_pool=pool, ray_cls_with_init=colocated, stage_timeout=config.trainer.stage_timeout)
+        spawned = group.spawn({str(role) for role in classes})
+        groups |= {role: spawned[str(role)] for role in classes}
+    return groups
+
+
+def _ray_worker_group_cls() -> Callable[..., WorkerGroup]:
+    from burnish.single_controller.ray import RayWorkerGroup
+
+    return RayWorkerGroup
