@@ -265,7 +265,9 @@ def main(argv: list[str] | None = None) -> int:
         error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
         return 2
     except BurnishError as error:
-        logger.debug("The run failed.", exc_info=True)
+        if error.__cause__ is not None and not isinstance(error.__cause__, BurnishError):
+            # Not an error that burnish foresaw: whoever mends it needs to see where it came from.
+            logger.error("The run failed:", exc_info=error)
         error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
         return 1
     unread_keys = unread(config)

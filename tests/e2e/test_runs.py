@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import torch
 
-from burnish.trainer.main_ppo import Parts
+from burnish.config import load_config
+from burnish.trainer.main_ppo import Parts, TaskRunner, run_ppo
+from burnish.utils.errors import ResourceError, TrainingError
 from tests.e2e.runs import logged, tiny_run
 
 
@@ -102,3 +105,56 @@ def test_a_reward_function_given_as_a_python_object_is_used(tmp_path):
 
     tiny_run(tmp_path, "trainer.total_training_steps=1", parts=Parts(reward_fn=longer_is_better))
     assert logged(tmp_path)[0]["critic/score/mean"] > 1
+
+
+def test_a_critic_in_a_pool_of_its_own_learns_what_a_colocated_one_does(tmp_path):
+    common = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=2", "trainer.controller=ray"]
+    tiny_run(tmp_path / "together", *common)
+    tiny_run(tmp_path / "apart", *common, "critic.nnodes=1", "critic.n_gpus_per_node=1")
+    together, apart = logged(tmp_path / "together"), logged(tmp_path / "apart")
+    for one, other in zip(together, apart, strict=True):
+        # Threads per worker differ, and with them the order of sums.
+        assert other["critic/vf_loss"] == pytest.approx(one["critic/vf_loss"], rel=1e-3)
+
+
+def test_more_workers_than_the_cluster_has_are_refused_with_both_numbers(tmp_path):
+    with pytest.raises(ResourceError, match="64"):
+        tiny_run(tmp_path, "trainer.controller=ray", "trainer.n_gpus_per_node=64", "actor_rollout_ref.rollout.n=8")
+
+
+def test_the_run_leaves_its_configuration_behind(tmp_path):
+    tiny_run(tmp_path / "first", "trainer.total_training_steps=1", "trainer.seed=11")
+    saved = tmp_path / "first" / "config.yaml"
+    assert "seed: 11" in saved.read_text()
+    again = load_config([f"trainer.default_local_dir={tmp_path / 'second'}"], "config", str(saved.parent))
+    run_ppo(again, quiet=True)
+    assert logged(tmp_path / "first") == logged(tmp_path / "second")
+
+
+def test_updates_that_are_skipped_too_often_end_the_run(tmp_path):
+    with pytest.raises(TrainingError, match="max_skipped_updates=1"):
+        tiny_run(
+            tmp_path,
+            "trainer.total_training_steps=20",
+            "trainer.max_skipped_updates=1",
+            task_runner_class=WithPoisonedScores,
+        )
+    metrics = logged(tmp_path)
+    assert metrics[-1]["actor/skipped_updates"] == 1
+
+
+class WithPoisonedScores(TaskRunner):
+    """From the second step on, advantages are infinite: the gradient is not finite."""
+
+    def build_trainer(self, config, parts):
+        trainer = super().build_trainer(config, parts)
+        compute = trainer._compute_advantage
+
+        def poisoned(batch):
+            batch = compute(batch)
+            if trainer.global_steps >= 2:
+                batch.tensors["advantages"] = torch.full_like(batch.tensors["advantages"], torch.inf)
+            return batch
+
+        trainer._compute_advantage = poisoned
+        return trainer

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from burnish.config import PPOTrainerConfig, to_dict
+from burnish.config import PPOTrainerConfig, to_dict, to_yaml
 from burnish.config.usage import mark_read
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
@@ -211,6 +211,7 @@ class RayPPOTrainer:
             run_dir=trainer.default_local_dir,
             config=to_dict(self.config),
         )
+        (self.checkpoints.root / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
         if trainer.val_before_train and self.val_dataloader is not None:
             self._run_validation()
             self.logger.log(self.metrics, step=self.global_steps)
