@@ -120,9 +120,10 @@ class ActorRolloutRefWorker(Worker):
         return DataProto.from_dict(tensors={"ref_log_prob": outputs})
 
     def _log_probs(self, engine: FSDPEngine, data: DataProto, batching: dict[str, int | None]) -> torch.Tensor:
+        """On the CPU, as everything that goes to the driver."""
         temperature = policy_temperature(self.config.rollout)
         outputs = engine.infer_batch(data, temperature=temperature, outputs=("log_probs",), **batching)
-        return outputs["log_probs"]
+        return outputs["log_probs"].cpu()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, float]:

@@ -47,7 +47,7 @@ class CriticWorker(Worker):
     def compute_values(self, data: DataProto) -> DataProto:
         """``values`` [batch, response]: the value of the state before each response token."""
         outputs = self.engine.infer_batch(data, temperature=1.0, outputs=("values",), **value_kwargs(self.config))
-        return DataProto.from_dict(tensors={"values": outputs["values"]})
+        return DataProto.from_dict(tensors={"values": outputs["values"].cpu()})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> dict[str, float]:

@@ -19,6 +19,7 @@ from burnish.reward import (
     load_reward_manager,
     register_reward_manager,
 )
+from burnish.reward.manager import REWARD_MANAGERS
 from burnish.utils.errors import ConfigError, RewardError
 from tests.render.fake_tokenizers import byte_tokenizer
 
@@ -326,5 +327,8 @@ def test_a_registered_manager_is_used():
     class Own(NaiveRewardManager):
         pass
 
-    config = RewardConfig(reward_manager=RewardManagerConfig(name="test_manager"))
-    assert isinstance(load_reward_manager(config, TOKENIZER), Own)
+    try:
+        config = RewardConfig(reward_manager=RewardManagerConfig(name="test_manager"))
+        assert isinstance(load_reward_manager(config, TOKENIZER), Own)
+    finally:
+        del REWARD_MANAGERS._entries["test_manager"]
