@@ -8,18 +8,18 @@ takes ``data.select(deepcopy=True)``.
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
-from torch.utils.data import DataLoader
+from tensordict import TensorDict
 
-from burnish._protocol import serialisation
+from burnish._protocol import serialisation, tensordicts
 from burnish._protocol.equality import same_tensor
+from burnish._protocol.futures import fetch, take_chunk
 from burnish._protocol.joining import (
     check_same_keys,
     concat_meta_info,
@@ -30,7 +30,13 @@ from burnish._protocol.joining import (
 )
 from burnish._protocol.keys import PAD_TOKEN, BatchKey, PadSide
 from burnish._protocol.padding import align, check_same_shapes
+from burnish._protocol.rows import DataProtoItem, Rows, pad_dataproto_to_divisor, unpad_dataproto
 from burnish.utils.errors import BatchError
+
+__all__ = [
+    "BATCH_KEYS", "STAGES", "BatchKey", "DataProto", "DataProtoFuture", "DataProtoItem", "object_array",
+    "pad_dataproto_to_divisor", "union_numpy_dict", "union_tensor_dict", "union_two_dict", "unpad_dataproto",
+]  # fmt: skip
 
 STAGES = ("prompts", "rollout", "reward", "log_probs", "values", "advantages", "updates")
 """The stages of one step that add keys, in order."""
@@ -54,7 +60,7 @@ BATCH_KEYS: dict[str, BatchKey] = {
     "responses":              BatchKey("rollout",    "right", PAD_TOKEN, "",                     "token ids after the prompt", _I),
     "response_mask":          BatchKey("rollout",    "right", False,     "",                     "true where the policy sampled the token; never changes", _B),
     "rollout_log_probs":      BatchKey("rollout",    "right", 0.0,       "",                     "log softmax(logits / T) of each token, by the rollout engine", _F),
-    "policy_version":         BatchKey("rollout",    None,    0,         "",                     "number of weight updates of the policy that sampled the row", _I),
+    "policy_version":         BatchKey("rollout",    None,    0,         "",                     "trainer step after which the rollout got the weights that sampled the row", _I),
     "finish_reason":          BatchKey("rollout",    None,    "",        "",                     "stop, length or abort"),
     "reward_baselines":       BatchKey("rollout",    None,    0.0,       "adv_estimator=remax",  "score of the greedy response to the row's prompt", _F),
     "token_level_scores":     BatchKey("reward",     "right", 0.0,       "",                     "score on the token it is for, usually the last one sampled", _F),
@@ -74,17 +80,8 @@ BATCH_KEYS: dict[str, BatchKey] = {
 # fmt: on
 
 
-@dataclass
-class DataProtoItem:
-    """One row of a :class:`DataProto`."""
-
-    batch: TensorDict | None = None
-    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
-    meta_info: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(eq=False, repr=False)
-class DataProto:
+class DataProto(Rows):
     """Rows: tensors ``[batch, ...]``, any other values as object arrays ``[batch]``, and facts about all of them.
 
     Attributes:
@@ -148,17 +145,7 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensor_dict: TensorDict, meta_info: dict[str, Any] | None = None) -> "DataProto":
         """The inverse of :meth:`to_tensordict`: stacks of non-tensors are rows, single ones are ``meta_info``."""
-        tensors: dict[str, Any] = {}
-        non_tensors: dict[str, np.ndarray] = {}
-        meta: dict[str, Any] = {}
-        for name in tensor_dict.keys():  # noqa: SIM118 (no mapping)
-            key, value = str(name), tensor_dict.get(name)
-            if isinstance(value, NonTensorStack):
-                non_tensors[key] = object_array([item.data for item in value])
-            elif isinstance(value, NonTensorData):
-                meta[key] = value.data
-            else:
-                tensors[key] = value
+        tensors, non_tensors, meta = tensordicts.take_apart(tensor_dict)
         batch = TensorDict(tensors, batch_size=tensor_dict.batch_size) if tensors else None
         return cls(batch=batch, non_tensor_batch=non_tensors, meta_info={**meta, **(meta_info or {})})
 
@@ -168,19 +155,7 @@ class DataProto:
         Raises:
             BatchError: a key is in two of the three parts.
         """
-        result = TensorDict(dict(self._tensors()), batch_size=[len(self)])
-        for key, values in self.non_tensor_batch.items():
-            self._refuse_twice(key, result)
-            result.set(key, NonTensorStack(*[NonTensorData(value) for value in values]))
-        for key, value in self.meta_info.items():
-            self._refuse_twice(key, result)
-            result.set(key, NonTensorData(value))  # type: ignore[arg-type]
-        return result
-
-    @staticmethod
-    def _refuse_twice(key: str, result: TensorDict) -> None:
-        if key in result.keys():  # noqa: SIM118 (no mapping)
-            raise BatchError(f"The key {key!r} is in two parts of the DataProto, so one TensorDict cannot hold both.")
+        return tensordicts.put_together(self._tensors(), self.non_tensor_batch, self.meta_info, len(self))
 
     def check_consistency(self) -> None:
         """Raises ``BatchError`` unless all keys have the same number of rows and the right kind of value."""
@@ -230,50 +205,6 @@ class DataProto:
 
     # Rows.
 
-    @overload
-    def __getitem__(self, item: int) -> DataProtoItem: ...
-
-    @overload
-    def __getitem__(self, item: Any) -> "DataProto": ...
-
-    def __getitem__(self, item: Any) -> "DataProto | DataProtoItem":
-        """An int gives a :class:`DataProtoItem`; a slice, list, array or tensor (indices or mask) a DataProto."""
-        if isinstance(item, slice):
-            return self.slice(item.start, item.stop, item.step)
-        if isinstance(item, list) or (isinstance(item, (np.ndarray, torch.Tensor)) and item.ndim):
-            return self.select_idxs(item)
-        index = int(item)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"Row {index} is asked for, but the batch has {len(self)} rows.")
-        row = None if self.batch is None else self.batch[index]
-        return DataProtoItem(row, {key: values[index] for key, values in self.non_tensor_batch.items()}, self.meta_info)
-
-    def select_idxs(self, idxs: torch.Tensor | np.ndarray | Sequence[int] | Sequence[bool]) -> "DataProto":
-        """The rows at ``idxs``, in that order and as often as named; or the rows where a boolean mask is true.
-
-        Raises:
-            BatchError: a mask of another length.
-            IndexError: no such row.
-        """
-        index = torch.as_tensor(idxs).cpu() if len(idxs) else torch.zeros(0, dtype=torch.int64)
-        if index.dtype == torch.bool:
-            if len(index) != len(self):
-                raise BatchError(f"A mask of length {len(index)} cannot select from {len(self)} rows.")
-            index = index.nonzero().squeeze(-1)
-        index = index.to(torch.int64)
-        if len(index) and not -len(self) <= int(index.min()) <= int(index.max()) < len(self):
-            raise IndexError(f"Rows {int(index.min())} to {int(index.max())} are asked for, there are {len(self)}.")
-        index = index % max(len(self), 1)
-        positions = index.numpy()
-        return self._map_rows(lambda tensor: tensor[index.to(tensor.device)], lambda values: values[positions])
-
-    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> "DataProto":
-        """Rows ``start:end:step`` as views of this batch (copies if ``step`` is negative)."""
-        rows = slice(start, end, step)
-        if step is not None and step < 0:
-            return self.select_idxs(list(range(len(self)))[rows])
-        return self._map_rows(lambda tensor: tensor[rows], lambda values: values[rows])
-
     def _map_rows(
         self, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_array: Callable[[np.ndarray], np.ndarray]
     ) -> "DataProto":
@@ -284,57 +215,6 @@ class DataProto:
             batch = TensorDict(tensors, batch_size=[num_rows], device=self.batch.device)
         arrays = {key: of_array(values) for key, values in self.non_tensor_batch.items()}
         return DataProto(batch, arrays, dict(self.meta_info))
-
-    def reorder(self, indices: torch.Tensor | np.ndarray | Sequence[int]) -> None:
-        """Puts the rows, in place, into the order ``indices``: row ``i`` becomes what row ``indices[i]`` was.
-
-        Raises:
-            BatchError: ``indices`` is no permutation of the rows.
-        """
-        if sorted(int(index) for index in indices) != list(range(len(self))):
-            raise BatchError(f"reorder needs each of the {len(self)} rows exactly once; select_idxs takes any rows.")
-        ordered = self.select_idxs(indices)
-        self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
-
-    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
-        """Every row ``repeat_times`` times: ``a a b b`` if interleaved, else ``a b a b``."""
-        index = torch.arange(len(self))
-        return self.select_idxs(index.repeat_interleave(repeat_times) if interleave else index.repeat(repeat_times))
-
-    def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> "DataProto":
-        """Row ``i`` ``repeat_times[i]`` times, copies next to each other.
-
-        Raises:
-            BatchError: not one number a row.
-        """
-        times = torch.as_tensor(repeat_times, dtype=torch.int64).cpu()
-        if times.shape != (len(self),):
-            raise BatchError(f"sample_level_repeat needs a number for each of {len(self)} rows, not {len(times)}.")
-        return self.select_idxs(torch.arange(len(self)).repeat_interleave(times))
-
-    def chunk(self, chunks: int) -> list["DataProto"]:
-        """``chunks`` batches of equal size, as views.
-
-        Raises:
-            BatchError: the rows do not divide; :func:`pad_dataproto_to_divisor` adds some.
-        """
-        if chunks < 1 or len(self) % chunks:
-            raise BatchError(
-                f"{len(self)} rows cannot be cut into {chunks} equal chunks. "
-                f"pad_dataproto_to_divisor(data, {chunks}) adds rows that unpad_dataproto removes."
-            )
-        size = len(self) // chunks
-        return [self.slice(index * size, (index + 1) * size) for index in range(chunks)]
-
-    def split(self, split_size: int) -> list["DataProto"]:
-        """Batches of ``split_size`` rows, as views; the last may have fewer.
-
-        Raises:
-            BatchError: ``split_size`` is not positive.
-        """
-        if split_size < 1:
-            raise BatchError(f"A batch cannot be split into parts of {split_size} rows.")
-        return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
     @staticmethod
     def concat(data: Sequence["DataProto"]) -> "DataProto":
@@ -364,35 +244,6 @@ class DataProto:
         check_same_shapes(aligned)
         tensors = {key: torch.cat([batch[key] for batch in aligned]) for key in aligned[0]}
         return DataProto(TensorDict(tensors, batch_size=[sum(map(len, parts))]), arrays, meta_info)
-
-    def make_iterator(
-        self,
-        mini_batch_size: int,
-        epochs: int,
-        seed: int | None = None,
-        dataloader_kwargs: dict[str, Any] | None = None,
-    ) -> Iterator["DataProto"]:
-        """Mini-batches, ``epochs`` times over; ``dataloader_kwargs={"shuffle": True}`` orders each epoch anew.
-
-        The order is a function of ``seed`` alone (0 if ``None``); the global generator is neither read nor advanced.
-
-        Raises:
-            BatchError: the rows do not divide into mini-batches.
-        """
-        if mini_batch_size < 1 or len(self) % mini_batch_size:
-            raise BatchError(f"{len(self)} rows cannot be cut into mini-batches of {mini_batch_size} rows.")
-        generator = torch.Generator().manual_seed(seed or 0)
-        rows = range(len(self))
-        loader: Iterable[DataProto] = ()
-        if len(self):
-            loader = DataLoader(
-                rows,  # type: ignore[arg-type]
-                batch_size=mini_batch_size,
-                collate_fn=self.select_idxs,
-                generator=generator,
-                **(dataloader_kwargs or {}),
-            )
-        return itertools.chain.from_iterable(loader for _ in range(epochs))
 
     # Keys.
 
@@ -540,23 +391,6 @@ class DataProto:
         return DataProto(batch, arrays, document["meta_info"])
 
 
-def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
-    """Adds copies of the first rows, in turn, until ``size_divisor`` divides the number of rows.
-
-    Returns:
-        The batch (the same object if nothing was needed, or if it has no rows to copy) and the number of added rows.
-    """
-    pad_size = -len(data) % size_divisor
-    if not pad_size or not len(data):
-        return data, 0
-    return data.select_idxs(torch.arange(len(data) + pad_size) % len(data)), pad_size
-
-
-def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
-    """Removes the last ``pad_size`` rows: undoes :func:`pad_dataproto_to_divisor`."""
-    return data.slice(0, len(data) - pad_size) if pad_size else data
-
-
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict, pad_token_id: int = 0) -> TensorDict:
     """A TensorDict with the keys of both; see :meth:`DataProto.union`. Neither argument changes."""
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
@@ -571,16 +405,6 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict, pad_to
         if not same_tensor(first[key], second[key], where):
             raise BatchError(f"Both batches have the tensor {key!r}, with different values. Drop or rename one.")
     return TensorDict({**second, **first}, batch_size=tensor_dict1.batch_size, device=tensor_dict1.device)
-
-
-def _fetch(futures: list[Any]) -> list[Any]:
-    """Values of futures: those that are values already, concurrent futures, and Ray's object references."""
-    futures = [future.future() if hasattr(future, "future") else future for future in futures]
-    return [future.result() if hasattr(future, "result") else future for future in futures]
-
-
-def _take_chunk(data: DataProto, index: int, chunks: int) -> DataProto:
-    return data.chunk(chunks)[index]
 
 
 @dataclass
@@ -598,7 +422,7 @@ class DataProtoFuture:
     collect_fn: Callable[[list[DataProto]], DataProto]
     futures: list[Any]
     dispatch_fn: Callable[[DataProto], DataProto] | None = None
-    fetch_fn: Callable[[list[Any]], list[Any]] = _fetch
+    fetch_fn: Callable[[list[Any]], list[Any]] = fetch
 
     @staticmethod
     def concat(data: list[Any]) -> "DataProtoFuture":
@@ -607,7 +431,7 @@ class DataProtoFuture:
 
     def chunk(self, chunks: int) -> list["DataProtoFuture"]:
         """Futures of ``chunks`` equal parts; nothing is waited for."""
-        parts = [partial(_take_chunk, index=index, chunks=chunks) for index in range(chunks)]
+        parts = [partial(take_chunk, index=index, chunks=chunks) for index in range(chunks)]
         return [DataProtoFuture(self.collect_fn, self.futures, part, self.fetch_fn) for part in parts]
 
     def get(self) -> DataProto:

@@ -79,6 +79,8 @@ class LiveView:
 
     def render(self) -> Group:
         """The whole view."""
+        if not self.rows:
+            return Group(Text("Loading the model and measuring its accuracy ..."))
         table = Table(title=f"step {self.rows[-1]['step']:.0f} of {self.total_steps}", title_justify="left")
         for heading in ("step", "reward", "accuracy", "length", "entropy", "grad norm", "seconds"):
             table.add_column(heading, justify="right")
@@ -111,14 +113,16 @@ def run_demo(overrides: list[str], *, steps: int, seed: int, as_json: bool) -> i
     run_dir = Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S-%f}"
     config = load_config(
         [
-            "recipe=demo",
-            f"actor_rollout_ref.model.path='{folder / 'model'}'",
-            f"data.train_files='{folder / 'data' / 'train.jsonl'}'",
-            f"data.val_files='{folder / 'data' / 'test.jsonl'}'",
-            f"trainer.default_local_dir='{run_dir}'",
-            f"trainer.total_training_steps={steps}",
-            f"trainer.seed={seed}",
-            "trainer.logger=[file]",
+            {
+                "recipe": "demo",
+                "actor_rollout_ref.model.path": folder / "model",
+                "data.train_files": folder / "data" / "train.jsonl",
+                "data.val_files": folder / "data" / "test.jsonl",
+                "trainer.default_local_dir": run_dir,
+                "trainer.total_training_steps": steps,
+                "trainer.seed": seed,
+                "trainer.logger": ["file"],
+            },
             *overrides,
         ]
     )
@@ -129,20 +133,23 @@ def run_demo(overrides: list[str], *, steps: int, seed: int, as_json: bool) -> i
     if as_json or not console.is_terminal:
         summary = run_ppo(config, parts=Parts(callbacks=(view,)), quiet=True)
     else:
-        with Live(console=console, refresh_per_second=4) as view.live:
+        with Live(view.render(), console=console, refresh_per_second=4) as view.live:
             summary = run_ppo(config, parts=Parts(callbacks=(view,)), quiet=True)
     _report(view, summary, as_json)
-    return 130 if summary.interrupted else 0
+    return summary.status
 
 
 def _report(view: LiveView, summary: RunSummary, as_json: bool) -> None:
     steps = len(view.rows)
-    per_step = sum(row["timing_s/step"] for row in view.rows) / steps if steps else float("nan")
     out = error_console if as_json else console
+    if summary.interrupted:
+        out.print(summary.ending, soft_wrap=True)
+    if steps:
+        per_step = sum(row["timing_s/step"] for row in view.rows) / steps
+        out.print(f"{steps} steps in {view.seconds:.0f} s, {per_step:.2f} s a step.")
+    after = "not measured after" if view.accuracy_after is None else f"{_percent(view.accuracy_after)} after"
     out.print(
-        f"Accuracy on held-out prompts (greedy): {_percent(view.accuracy_before)} before, {_percent(view.accuracy_after)} after "
-        f"{steps} steps in {view.seconds:.0f} s ({per_step:.2f} s a step).",
-        soft_wrap=True,
+        f"Accuracy on held-out prompts (greedy): {_percent(view.accuracy_before)} before, {after}.", soft_wrap=True
     )
     out.print(f"The run's files are in {summary.run_dir}", soft_wrap=True)
     if as_json:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from burnish.utils.console import console, error_console
-from burnish.utils.errors import BurnishError
+from burnish.utils.console import console
 
 app = typer.Typer(
     name="burnish",
@@ -41,9 +39,14 @@ def demo(
     ] = False,
 ) -> None:
     """Watch a tiny model learn arithmetic by GRPO on this machine, in less than two minutes."""
-    from burnish.cli.demo import run_demo
+    from burnish.trainer.ending import exit_status
 
-    raise typer.Exit(run_demo(overrides or [], steps=steps, seed=seed, as_json=as_json))
+    def run() -> int:
+        from burnish.cli.demo import run_demo
+
+        return run_demo(overrides or [], steps=steps, seed=seed, as_json=as_json)
+
+    raise typer.Exit(exit_status(run))
 
 
 @app.command()
@@ -55,12 +58,8 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point: errors of burnish are sentences, not tracebacks."""
-    try:
-        app()
-    except BurnishError as error:
-        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
-        sys.exit(2)
+    """Entry point."""
+    app()
 
 
 if __name__ == "__main__":

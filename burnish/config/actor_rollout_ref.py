@@ -85,7 +85,7 @@ class FSDPActorConfig(Section):
     """Passes over a batch."""
     shuffle: bool = key(False)
     """Draw the mini-batches in a new order in every pass."""
-    data_loader_seed: int = key(None, follows="trainer.seed")
+    data_loader_seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of that order."""
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     """Which policy loss."""
@@ -172,7 +172,7 @@ class RolloutConfig(Section):
     """Sample from this many most probable tokens; -1: all."""
     do_sample: bool = key(True)
     """False is greedy."""
-    seed: int = key(None, follows="trainer.seed")
+    seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of sampling; a response depends on it, its prompt and its number, not on what else is in the batch."""
     prompt_length: int = key(None, follows="data.max_prompt_length", ge=1)
     """Tokens of a prompt, at most."""

@@ -43,8 +43,6 @@ def validation(config: PPOTrainerConfig) -> Iterator[str]:
     if not val.do_sample and val.temperature > 0:
         temperature = shown(config, f"{_ROLLOUT}.val_kwargs.temperature")
         yield f"{temperature} has no effect: val_kwargs.do_sample=false is greedy."
-    if config.trainer.val_only and not config.data.val_files:
-        yield f"{shown(config, 'trainer.val_only')}: there are no data.val_files to validate on."
 
 
 def kl(config: PPOTrainerConfig) -> Iterator[str]:

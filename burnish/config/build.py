@@ -36,7 +36,8 @@ def _final_value(leaf: Leaf, value: Any, settings: Settings) -> Any:
         source = leaves()[source.follows]
     setting = settings.by_key.get(source.path)
     text = setting.text if setting is not None and "${" not in setting.text else None
-    value = coerce(value, leaf, settings.shown(source.path, value), text)
+    for judged_as in dict.fromkeys((source.path, leaf.path)):
+        value = coerce(value, leaves()[judged_as], settings.shown(source.path, value), text)
     if is_text(leaf):
         value = [_expand(item) for item in value] if isinstance(value, list) else _expand(value)
     return value

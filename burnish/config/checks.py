@@ -24,6 +24,7 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     settle(config)
     check_estimator(config)
     check_clip_range(config)
+    check_optimizers(config)
     check_batch_sizes(config)
     check_lengths(config)
     check_token_bounds(config)
@@ -75,6 +76,13 @@ def check_clip_range(config: PPOTrainerConfig) -> None:
             f"clip_ratio_high={high - 1:.6g}. To clip to [{1 - low:.6g}, {1 + high:.6g}] all the same, set "
             f"{_ACTOR}.allow_wide_clip=true."
         )
+
+
+def check_optimizers(config: PPOTrainerConfig) -> None:
+    """AdamW averages gradients and their squares, so there are two rates."""
+    for key in (f"{_ACTOR}.optim.betas", "critic.optim.betas"):
+        if len(value_of(config, key)) != 2:
+            raise ConfigError(f"{shown(config, key)}: there must be two numbers. The usual value is {key}=[0.9,0.999].")
 
 
 def check_batch_sizes(config: PPOTrainerConfig) -> None:

@@ -10,7 +10,7 @@ from burnish.utils.errors import ConfigError
 _EPILOG = """\
 examples:
   algorithm.adv_estimator=grpo actor_rollout_ref.model.path=./model data.train_files=train.parquet
-  recipe=gsm8k_grpo data.train_batch_size=64        a recipe, with changes
+  recipe=demo data.train_batch_size=32              a recipe, with changes
   --config-path ./conf --config-name mine           a YAML file of your own
 
 docs/config.md lists all keys.

@@ -57,7 +57,7 @@ class FSDPCriticConfig(Section):
     """Passes over a batch."""
     shuffle: bool = key(None, follows="actor_rollout_ref.actor.shuffle")
     """Draw the mini-batches in a new order in every pass."""
-    data_loader_seed: int = key(None, follows="trainer.seed")
+    data_loader_seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of that order."""
     cliprange_value: float = key(0.5, gt=0)
     """How far a value may move from the old one before its loss is clipped."""

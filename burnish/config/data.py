@@ -55,7 +55,7 @@ class DataConfig(Section):
     """Another order of the training rows in every epoch."""
     validation_shuffle: bool = key(False)
     """Shuffle the validation rows, once."""
-    seed: int = key(None, follows="trainer.seed")
+    seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of the order."""
     dataloader_num_workers: int = key(0, ge=0)
     """Processes that read rows ahead; 0: the driver itself."""

@@ -2,11 +2,15 @@
 
 import copy
 import logging
+import numbers
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -18,10 +22,10 @@ from burnish.config import rules
 from burnish.config.advice import advice
 from burnish.config.build import build
 from burnish.config.checks import check
-from burnish.config.schema import leaves
+from burnish.config.schema import leaves, sections
 from burnish.config.settings import Setting, Settings, is_known, notices, settings_of
 from burnish.config.trainer import PPOTrainerConfig
-from burnish.config.values import is_text, near
+from burnish.config.values import is_text, near, show
 from burnish.utils.errors import ConfigError
 
 logger = logging.getLogger("burnish.config")
@@ -45,7 +49,7 @@ class LoadedConfig:
 
 
 def load_config(
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
     config_name: str | None = None,
     config_path: str | None = None,
     *,
@@ -54,7 +58,8 @@ def load_config(
     """The configuration of a run, checked; notices go to the logger ``burnish.config``.
 
     Args:
-        overrides: ``key=value`` in Hydra's grammar, or a (nested) mapping from keys to values.
+        overrides: ``key=value`` in Hydra's grammar, (nested) mappings from keys to values, or a list of both; the later
+            counts.
         config_name: a YAML file of ``config_path`` or of burnish's recipes, without ``.yaml``.
         config_path: a folder of YAML files of your own.
         train_rows_given: the training rows come as Python objects, so `data.train_files` may be empty.
@@ -69,30 +74,34 @@ def load_config(
 
 
 def load_with_notices(
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
     config_name: str | None = None,
     config_path: str | None = None,
     *,
     train_rows_given: bool = False,
 ) -> LoadedConfig:
     """As `load_config`, with the notices returned instead of logged."""
+    if config_name is not None and config_path is None and os.path.dirname(config_name):
+        config_path, config_name = os.path.split(config_name)
     folders = [folder for folder in (_folder(config_path), RECIPES, GROUPS) if folder is not None]
     recipe = None
     groups: list[str] = []
     command_line: list[Setting] = []
-    if isinstance(overrides, Mapping):
-        overrides = dict(overrides)
-        recipe = overrides.pop("recipe", None)
-        command_line += settings_of("", overrides)
-    else:
-        for text in overrides:
-            override = parse(text)
-            if isinstance(override, Override) and override.key_or_group == "recipe":
-                recipe = str(override.value())
-            elif isinstance(override, Override) and _is_group(override, folders):
-                groups.append(text.lstrip("+"))
-            else:
-                command_line += to_settings(text, override)
+    for item in [overrides] if isinstance(overrides, Mapping) else overrides:
+        if isinstance(item, Mapping):
+            values = {str(name): _plain(str(name), value) for name, value in item.items()}
+            recipe = values.pop("recipe", recipe)
+            chosen = {name: value for name, value in values.items() if _is_group_file(name, value, folders)}
+            groups += [f"{name}={value}" for name, value in chosen.items()]
+            command_line += settings_of("", {name: value for name, value in values.items() if name not in chosen})
+            continue
+        override = parse(item)
+        if isinstance(override, Override) and override.key_or_group == "recipe":
+            recipe = str(override.value())
+        elif isinstance(override, Override) and _is_group(override, folders):
+            groups.append(item.lstrip("+"))
+        else:
+            command_line += to_settings(item, override)
     settings = Settings()
     if recipe is not None:
         settings.apply(_compose(recipe, [], folders, kind="recipe"))
@@ -113,10 +122,14 @@ def parse(text: str) -> Override | str:
         ConfigError: it is no ``key=value``.
     """
     name, equals, value = text.partition("=")
+    if not name.strip("+~ "):
+        raise ConfigError(f"{text!r} names no key; settings are written key=value. Is a variable of the shell empty?")
     if text.startswith("-"):
         raise ConfigError(f"{text}: keys are written without dashes, as {text.lstrip('-') if equals else 'key=value'}.")
     if not equals and not text.startswith("~"):
-        raise ConfigError(f"{text}: a key needs a value, as {text}=true.")
+        leaf = leaves().get(rules.rename(name.lstrip("+")))
+        example = f"{name}={show(leaf.default)}" if leaf is not None else "key=value"
+        raise ConfigError(f"{text}: a key needs a value and an equals sign, as {example}.")
     # A path may hold '=', '~' or ','; only a quoted value or a list is left to the grammar.
     takes_text, takes_comma = _takes_text(name, value)
     try:
@@ -132,10 +145,13 @@ def parse(text: str) -> Override | str:
     if override.is_sweep_override():
         if takes_comma:
             return text
-        raise ConfigError(
-            f"{text}: this names several values, and one run has one. A list is written {name}=[{value}], text with a "
-            f"comma '{name}=\"{value}\"'."
-        )
+        leaf = leaves().get(rules.rename(name.lstrip("+")))
+        ways = []
+        if leaf is None or leaf.accepts(list):
+            ways.append(f" A list is written '{name}=[{value}]'.")
+        if leaf is None or is_text(leaf):
+            ways.append(f" Text with a comma is written '{name}=\"{value}\"'.")
+        raise ConfigError(f"{text}: this names several values, and one run has one.{''.join(ways)}")
     return override
 
 
@@ -163,6 +179,27 @@ def to_settings(text: str, override: Override | str) -> list[Setting]:
     return list(settings_of(key, override.value(), text.partition("=")[2]))
 
 
+def _plain(key: str, value: Any) -> Any:
+    """A value given in Python as YAML would have it: paths are text, numbers of NumPy are numbers, tuples are lists.
+
+    Raises:
+        ConfigError: YAML has no such thing.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(f"{key}.{name}", entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(key, entry) for entry in value]
+    raise ConfigError(f"{key}={value!r}: {type(value).__name__} is no value of a configuration.")
+
+
 def _folder(config_path: str | None) -> Path | None:
     if config_path is None:
         return None
@@ -175,12 +212,14 @@ def _folder(config_path: str | None) -> Path | None:
 def _is_group(override: Override, folders: Sequence[Path]) -> bool:
     """Whether the override chooses a YAML file of a config group instead of setting a key."""
     group = override.get_key_element().split("@")[0].lstrip("+~")
-    if override.is_delete() or not isinstance(override.value(), str):
-        return False
+    return not override.is_delete() and _is_group_file(group, override.value(), folders)
+
+
+def _is_group_file(group: str, value: Any, folders: Sequence[Path]) -> bool:
     homes = [folder / group for folder in folders if (folder / group).is_dir()]
-    if not homes:
+    if not homes or not isinstance(value, str):
         return False
-    _existing_name(str(override.value()), homes, group)
+    _existing_name(value, homes, group)
     return True
 
 
@@ -204,7 +243,8 @@ def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str) -
     name = name.removesuffix(".yaml")
     _existing_name(name, folders, kind)
     home = next(folder for folder in folders if (folder / f"{name}.yaml").is_file())
-    search = f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders if folder != home)}]"
+    others = ",".join(_quoted(f"file://{folder}") for folder in folders if folder != home)
+    search = f"hydra.searchpath=[{others}]"
     with initialize_config_dir(str(home), version_base="1.3"):
         try:
             try:
@@ -215,10 +255,19 @@ def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str) -
                 # A group that the file's defaults list does not name is put on top of the file.
                 composed = compose(name, [search, *(f"+{group}" for group in groups)])
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(f"{kind}={name}: the file cannot be composed: {error}") from error
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise ConfigError(f"{kind}={name}: the file cannot be composed: {reason}.") from error
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{kind}={name}: the file is not valid YAML: {reason}.") from error
     values = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(values, dict)
     return list(settings_of("", values, source=" + ".join([f"{name}.yaml", *groups])))
+
+
+def _quoted(text: str) -> str:
+    """Text in quotes of Hydra's grammar, where a backslash is itself except before a quote."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
 
 
 def _resolve(settings: Settings) -> dict[str, Any]:
@@ -231,7 +280,7 @@ def _resolve(settings: Settings) -> dict[str, Any]:
     for path, leaf in leaves().items():
         _insert(tree, path, copy.deepcopy(leaf.default))
     for key, setting in {**settings.inert, **settings.by_key}.items():
-        if key in settings.by_key or key not in leaves():
+        if key in settings.by_key or (key not in leaves() and key not in sections()):
             _insert(tree, key, copy.deepcopy(setting.value))
     for path, leaf in leaves().items():
         if leaf.follows is not None and _look_up(tree, path) is None:

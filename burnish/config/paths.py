@@ -12,7 +12,7 @@ def check_paths(config: PPOTrainerConfig) -> None:
     """The model is named, and every file and folder that is named exists.
 
     Not a part of `load_config`, since a configuration may be composed on another machine than it runs on. Hub names
-    (``org/model``), URLs and patterns are left to who opens them.
+    (``org/model``) are left to who opens them.
 
     Raises:
         ConfigError: names the key, the path and where it was looked for.
@@ -23,8 +23,11 @@ def check_paths(config: PPOTrainerConfig) -> None:
     for key in ("data.train_files", "data.val_files"):
         advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
         for file in value_of(config, key):
-            if not any(character in file for character in "*?[") and not _exists(file):
-                raise ConfigError(f"{shown(config, key)}: there is no file {file}{_where(file)}.{advice}")
+            if "://" in file and config.data.custom_cls.path is None:
+                raise ConfigError(f"{shown(config, key)}: files are read from this machine's disk; fetch {file} first.")
+            if not _exists(file):
+                pattern = " Patterns are not expanded; name the files in a list." if set("*?[") & set(file) else ""
+                raise ConfigError(f"{shown(config, key)}: there is no file {file}{_where(file)}.{pattern}{advice}")
     for key in ("reward.custom_reward_function.path", "data.custom_cls.path", "data.sampler.class_path"):
         file = value_of(config, key)
         if file is not None and not _exists(file):
@@ -36,12 +39,14 @@ def check_paths(config: PPOTrainerConfig) -> None:
 
 def _check_model(config: PPOTrainerConfig, key: str) -> None:
     path = value_of(config, key)
-    if path is None:
+    if path is None or not path.strip():
         raise ConfigError(f"{key} is not set. Name the Hugging Face model to train: a folder, or org/model on the hub.")
     if Path(path).is_dir():
         if not (Path(path) / "config.json").is_file():
             raise ConfigError(f"{shown(config, key)}: the folder has no config.json, so it is no Hugging Face model.")
         return
+    if Path(path).is_file():
+        raise ConfigError(f"{shown(config, key)}: this is a file. Name its folder, {Path(path).parent}.")
     is_hub_name = not path.startswith((".", "/", "~")) and path.count("/") == 1
     if not is_hub_name and "://" not in path:
         raise ConfigError(

@@ -159,6 +159,8 @@ def unknown_key(setting: Setting) -> ConfigError:
     suggestions = suggest(setting.typed)
     if suggestions:
         message += f" Did you mean {' or '.join(suggestions)}?"
+    elif setting.typed.partition(".")[0] not in sections():
+        message += f" Keys begin with {', '.join(name for name in sections() if '.' not in name)}."
     else:
         message += " docs/config.md lists all keys."
     if setting.typed.startswith("algorithm."):
@@ -168,21 +170,34 @@ def unknown_key(setting: Setting) -> ConfigError:
 
 def suggest(typed: str) -> list[str]:
     """Up to three known keys that look like ``typed``; the last word counts most, as sections are often left out."""
-    last = typed.rpartition(".")[2]
+    section, _, last = typed.rpartition(".")
     scores = {}
-    for key in [*leaves(), *rules.known_names()]:
-        by_word = likeness(last, key.rpartition(".")[2])
+    for key in dict.fromkeys([*leaves(), *rules.known_names()]):
+        its_section, _, word = key.rpartition(".")
+        by_word = _word_likeness(last, word)
         if by_word >= 0.65:
             scores[key] = 0.7 * by_word + 0.3 * likeness(typed, key)
+            # A neighbour is likelier; a key that has no effect here, or is refused, is less so.
+            scores[key] += 0.05 * (section == its_section) - 0.1 * (key not in leaves() or key in rules.REFUSED)
     best = sorted(scores, key=lambda key: scores[key], reverse=True)[:3]
     return [key for key in best if scores[key] > 0.6 and scores[key] > scores[best[0]] - 0.04]
+
+
+def _word_likeness(typed: str, known: str) -> float:
+    """As `likeness`; a word whose parts all begin parts of the other, or that the other abbreviates, is near too."""
+    parts, known_parts = typed.lower().split("_"), known.split("_")
+    is_within = all(
+        any(other == part or (len(part) > 2 and other.startswith(part)) for other in known_parts) for part in parts
+    )
+    is_spelt_out = len(parts) > 1 and "".join(part[:1] for part in parts) == known
+    return max(likeness(typed, known), 0.85 if is_within or is_spelt_out else 0.0)
 
 
 def notices(settings: Settings) -> list[str]:
     """What the user is told about keys that go by other names or have no effect, one sentence for each reason."""
     told = []
     kept = settings.by_key.values()
-    renamed = [f"{s.typed} is {s.key}" for s in kept if s.typed != s.key and s.value is not None]
+    renamed = [f"{s.typed} is {s.key}" for s in kept if s.typed not in (s.key, "critic") and s.value is not None]
     if renamed:
         told.append(f"Renamed keys, applied: {', '.join(renamed)}.")
     by_reason: dict[str, list[str]] = {}

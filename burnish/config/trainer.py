@@ -23,7 +23,7 @@ class TrainerConfig(Section):
     """Names the run."""
     default_local_dir: str = key("checkpoints/${trainer.project_name}/${trainer.experiment_name}")
     """Folder of checkpoints, metrics and the configuration of the run."""
-    seed: int = key(42, ge=0)
+    seed: int = key(42, ge=0, le=2**32 - 1)
     """Decides everything random: order of the data, sampling, initialisation."""
     total_epochs: int = key(30, ge=1)
     """Passes over the training data."""
@@ -58,7 +58,7 @@ class TrainerConfig(Section):
     val_only: bool = key(False)
     """Validate and stop."""
     test_freq: int = key(-1, ge=-1)
-    """Steps between validations; -1 or 0: none but the first and the last."""
+    """Steps between validations, the last step has one too; -1 or 0: none but the one of `val_before_train`."""
     save_freq: int = key(-1, ge=-1)
     """Steps between checkpoints; -1 or 0: none."""
     resume_mode: str = key("auto", choices=("auto", "disable", "resume_path", "must"))

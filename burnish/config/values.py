@@ -47,6 +47,7 @@ def coerce(value: Any, leaf: Leaf, shown: str, text: str | None = None) -> Any:
             raise ConfigError(f"{shown}: the key cannot be null. {_allowed(leaf)}")
         return None
     value = _to_type(value, leaf, shown, text)
+    _check_empty(value, leaf, shown)
     for item in value if isinstance(value, list) else [value]:
         _check_choice(item, leaf, shown)
         _check_bounds(item, leaf, shown)
@@ -93,6 +94,8 @@ def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
         converted = _convert(value, kind, leaf, text)
         if converted is not None:
             return converted
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{shown}: the value must be finite. {_allowed(leaf)}")
     kinds = " or ".join(_KIND_NAMES[kind] for kind in leaf.types)
     raise ConfigError(
         f"{shown}: {_KIND_NAMES.get(type(value), 'this')} is given where {kinds} belongs. {_allowed(leaf)}"
@@ -140,6 +143,12 @@ def _to_list(value: Any, leaf: Leaf) -> list[Any] | None:
     return None if any(item is None for item in converted) else converted
 
 
+def _check_empty(value: Any, leaf: Leaf, shown: str) -> None:
+    """A list of text, such as files, has no empty items."""
+    if isinstance(value, list) and is_text(leaf) and any(isinstance(item, str) and not item.strip() for item in value):
+        raise ConfigError(f"{shown}: an empty text is no item of this list. {_allowed(leaf)}")
+
+
 def _check_choice(item: Any, leaf: Leaf, shown: str) -> None:
     if leaf.choices is None or not isinstance(item, str) or item in leaf.choices:
         return
@@ -150,7 +159,10 @@ def _check_choice(item: Any, leaf: Leaf, shown: str) -> None:
         raise ConfigError(f"{shown}: {item} does not exist in burnish yet. There is: {', '.join(leaf.choices)}.{own}")
     close = near(item, leaf.choices)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"{shown}: {item!r} is no value of this key.{hint} There is: {', '.join(leaf.choices)}.{own}")
+    number = f" Or {_KIND_NAMES[int]}." if leaf.accepts(int) else ""
+    raise ConfigError(
+        f"{shown}: {item!r} is no value of this key.{hint} There is: {', '.join(leaf.choices)}.{number}{own}"
+    )
 
 
 def _check_bounds(item: Any, leaf: Leaf, shown: str) -> None:

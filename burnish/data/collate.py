@@ -1,5 +1,6 @@
 """Rows of a dataset to one batch."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[st
 
     Returns:
         ``input_ids``, ``position_ids`` (int64) and ``attention_mask`` (bool), each [batch, prompt], left-padded to the
-        longest prompt; ``uid``, the row's ``index`` as text (the trainer puts the epoch before it); every other column
-        as an object array [batch], None where a row lacks it. Columns that are tensors in every row are stacked.
+        longest prompt; ``uid``, the row's ``index`` as text (the trainer puts the epoch before it), with "#1", "#2", ...
+        behind it where rows before it in the batch have the same; every other column as an object array [batch], None
+        where a row lacks it. Columns that are tensors in every row are stacked.
 
     Raises:
         DataError: a row has no ``input_ids`` or no ``index``, or tensors of a column differ in shape.
@@ -34,12 +36,23 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[st
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0),
-        "uid": object_array([str(row["index"]) for row in rows]),
+        "uid": object_array(_unique([str(row["index"]) for row in rows])),
     }
     names = dict.fromkeys(name for row in rows for name in row if name not in _MADE_HERE)
     for name in names:
         batch[name] = _column(name, [row.get(name) for row in rows])
     return batch
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """``names`` with a number behind those that were there before: rows of one uid would be one group, with the same
+    random streams and another prompt's baseline. A sampler may draw a row twice, a dataset may count by file."""
+    counts: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        unique.append(f"{name}#{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return unique
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

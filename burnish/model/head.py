@@ -134,6 +134,8 @@ class _FusedHead(torch.autograd.Function):
         log_normalizer, log_probs, entropy, sum_squared = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, bias, labels, log_normalizer, entropy, sum_squared)
         ctx.settings = (transform, inverse_temperature, chunk_size)
+        # An output that is only logged, as the entropy mostly is, costs nothing in the backward.
+        ctx.set_materialize_grads(False)
         return log_probs, entropy if want_entropy else None, sum_squared if want_sum_squared else None
 
     @staticmethod

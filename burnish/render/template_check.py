@@ -22,6 +22,7 @@ class TemplateCheck:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing was found."""
         return not self.problems
 
 

@@ -77,10 +77,21 @@ def get_custom_reward_fn(config: RewardConfig) -> ScoreFunction | None:
     key = "reward.custom_reward_function"
     function = load_attribute(custom.path, custom.name, key=f"{key}.path")
     if inspect.isclass(function):
-        # A class with __call__ is made once, without arguments.
-        function = function()
+        function = _instance(function, f"{key}.name={custom.name}")
     check_score_function(function, f"{key}.name={custom.name}", custom.reward_kwargs)
     return functools.partial(function, **custom.reward_kwargs) if custom.reward_kwargs else function
+
+
+def _instance(cls: type, name: str) -> Any:
+    """A class with ``__call__`` is made once, without arguments."""
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}: this class is made without arguments, but its constructor is {inspect.signature(cls)}: {error}. "
+            f"Give them defaults; reward_kwargs go to each call."
+        ) from error
+    return cls()
 
 
 def check_score_function(

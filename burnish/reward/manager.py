@@ -1,10 +1,11 @@
 """Reward managers: a batch of responses to scores."""
 
 import asyncio
+import functools
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from burnish.reward.compute_score import (
 from burnish.reward.result import RewardResult, Score, read_score
 from burnish.utils.console import console
 from burnish.utils.errors import RewardError
+from burnish.utils.foreign_code import Caught
 from burnish.utils.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -125,9 +127,9 @@ class NaiveRewardManager:
             {
                 "data_source": source or "unknown",
                 "solution_str": text,
-                "ground_truth": (reward_model or {}).get("ground_truth"),
-                # A copy: the n responses to a prompt share the row, and a function may write into what it gets.
-                "extra_info": dict(extra_info or {}),
+                # Copies: the n responses to a prompt share the row, and a function may write into what it gets.
+                "ground_truth": _own_containers((reward_model or {}).get("ground_truth")),
+                "extra_info": _own_containers(extra_info or {}),
             }
             for text, source, reward_model, extra_info in zip(
                 texts,
@@ -149,10 +151,9 @@ class NaiveRewardManager:
 
     def _call(self, row: dict[str, Any]) -> Any:
         """What the function returns for a row, or the exception that it raised."""
-        try:
+        with Caught() as caught:
             return self.compute_score(**row)
-        except Exception as error:  # noqa: BLE001  # the user's code may raise anything: _to_score counts or raises it
-            return error
+        return caught.error
 
     def _to_score(self, returned: Any) -> Score:
         error = returned if isinstance(returned, BaseException) else None
@@ -190,6 +191,13 @@ class NaiveRewardManager:
             console.print(f"[{source}] score {score.value}, truth {row['ground_truth']!r}\n{row['solution_str']}")
 
 
+def _own_containers(value: Any) -> Any:
+    """``value`` with dicts and lists of its own, at any depth."""
+    if isinstance(value, dict):
+        return {key: _own_containers(entry) for key, entry in value.items()}
+    return [_own_containers(entry) for entry in value] if isinstance(value, list) else value
+
+
 def _last_token(response_mask: torch.Tensor) -> torch.Tensor:
     """Index of the last token that the policy sampled [batch], -1 where there is none; tool output lies before it."""
     numbered = response_mask.bool().cpu() * torch.arange(1, response_mask.shape[1] + 1)
@@ -220,19 +228,16 @@ def _await_all(calls: list[Awaitable[Any]]) -> list[Any]:
     async def gather() -> list[Any]:
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
-    if not _in_event_loop():
-        return asyncio.run(gather())
-    # The caller runs in an event loop itself (a notebook, an asynchronous actor), and a thread has one loop at most.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, gather()).result()
+    return asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()
 
 
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One loop for the life of the process, since a client that a reward function keeps from call to call belongs to
+    the loop it was first used in; in a thread of its own, since the caller may run in a loop itself."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="asynchronous reward functions", daemon=True).start()
+    return loop
 
 
 def _in_words(error: BaseException) -> str:

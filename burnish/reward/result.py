@@ -1,6 +1,5 @@
 """What a reward function returns, and what a reward manager makes of it."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ from burnish.protocol import BATCH_KEYS, DataProto
 from burnish.utils.errors import RewardError
 
 _PREFIX = "reward_extra/"
+_LARGEST = torch.finfo(torch.float32).max
 # Names under which the framework keeps numbers of its own.
 _FRAMEWORK_NAMES = frozenset(BATCH_KEYS) | {"score", "reward", "rewards", "loss", "step", "epoch", "index"}
 
@@ -45,7 +45,7 @@ class RewardResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The score of one row: a finite number, or None with the reason ("abstain", "error", "non_finite")."""
+    """The score of one row: a number that float32 holds, or None with the reason ("abstain", "error", "non_finite")."""
 
     value: float | None
     extras: dict[str, Any] = field(default_factory=dict)
@@ -67,21 +67,27 @@ def read_score(returned: Any) -> Score:
                 f"The reward function returned a dict with the keys {', '.join(map(str, returned)) or '(none)'}; the "
                 f"score is expected under 'score'."
             )
-        extras = {extra_name(str(name)): value for name, value in returned.items() if name != "score"}
+        extras = {extra_name(str(name)): _plain(value) for name, value in returned.items() if name != "score"}
         returned = returned["score"]
     if returned is None:
         return Score(value=None, extras=extras, reason="abstain")
-    if isinstance(returned, (np.generic, np.ndarray, torch.Tensor)) and len(returned.shape) == 0:
-        returned = returned.item()
+    returned = _plain(returned)
     if not isinstance(returned, (bool, int, float)):
         raise RewardError(
             f"The reward function returned {type(returned).__name__} ({returned!r:.80}); a number, a bool, None (no "
             f"score) or a dict with 'score' is expected."
         )
-    value = float(returned)
-    if not math.isfinite(value):
+    # Compared before it becomes a float, which a large int cannot; a score that float32 cannot hold is infinite there.
+    if not abs(returned) <= _LARGEST:
         return Score(value=None, extras=extras, reason="non_finite")
-    return Score(value=value, extras=extras)
+    return Score(value=float(returned), extras=extras)
+
+
+def _plain(value: Any) -> Any:
+    """A Python number or text for NumPy's and torch's, anything else as it is."""
+    if isinstance(value, (np.generic, np.ndarray, torch.Tensor)) and len(value.shape) == 0:
+        return value.item()
+    return value
 
 
 def extra_name(name: str) -> str:

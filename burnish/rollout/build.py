@@ -4,6 +4,7 @@ import copy
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from burnish.config import ActorRolloutRefConfig
 from burnish.model.load import build_causal_lm
@@ -32,7 +33,8 @@ class TrainedPolicy(Protocol):
 def build_rollout(policy: TrainedPolicy, config: ActorRolloutRefConfig, device: torch.device | str) -> BaseRollout:
     """The engine ``rollout.name``, on the policy's own weights where their layout and ``rollout.dtype`` allow it.
 
-    Otherwise it gets a second model of the same configuration, with random weights until ``update_weights`` fills it.
+    Otherwise it gets a second model of the same configuration, with random weights until ``update_weights`` fills it, and
+    with the buffers of the trained one: no update brings those, since they are not trained.
 
     Raises:
         ConfigError: there is no engine of that name.
@@ -43,4 +45,11 @@ def build_rollout(policy: TrainedPolicy, config: ActorRolloutRefConfig, device: 
     if policy.shares_storage and dtype == policy.dtype:
         return engine_cls(policy.module.model, rollout, shares_storage=True, device=device)
     model: Any = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype)
+    _copy_buffers(policy.module.model, model)
     return engine_cls(model.to(device), rollout, shares_storage=False, device=device)
+
+
+def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
+    own = dict(target.named_buffers())
+    for name, buffer in source.named_buffers():
+        own[name].copy_(buffer)

@@ -24,17 +24,15 @@ def requests_from_dataproto(prompts: DataProto) -> list[RolloutRequest]:
     Raises:
         RolloutError: ``uid`` or ``sample_index`` is missing.
     """
-    for key in ("uid", "sample_index"):
-        if key not in prompts.non_tensor_batch:
-            raise RolloutError(f"The prompts have no {key!r}; uid and sample_index name each response's random stream.")
+    ids = _request_ids(prompts)
     tensors = _tensors(prompts)
     mask = tensors["attention_mask"].bool().cpu()
     # All valid tokens behind each other, cut at the rows' lengths: no loop over tokens.
     parts = tensors["input_ids"].cpu()[mask].split(mask.sum(-1).tolist())
     uids, indices = prompts.non_tensor_batch["uid"], prompts.non_tensor_batch["sample_index"]
     return [
-        RolloutRequest(f"{row}:{uid}:{index}", tuple(part.tolist()), str(uid), int(index))
-        for row, (part, uid, index) in enumerate(zip(parts, uids, indices, strict=True))
+        RolloutRequest(request_id, tuple(part.tolist()), str(uid), int(index))
+        for request_id, part, uid, index in zip(ids, parts, uids, indices, strict=True)
     ]
 
 
@@ -42,18 +40,20 @@ def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutRespon
     """The keys that the rollout adds, right-padded to the longest response (one column at least).
 
     Args:
-        prompts: the rows that were asked for, ``input_ids`` and ``attention_mask`` [batch, prompt].
-        responses: one a row, in the order of the rows.
+        prompts: the rows that were given to :func:`requests_from_dataproto`.
+        responses: the engine's answers to those requests, in their order.
 
     Returns:
         ``prompts`` [batch, prompt], ``responses`` ``response_mask`` ``rollout_log_probs`` [batch, response],
         ``input_ids`` ``attention_mask`` ``position_ids`` [batch, prompt + response], ``policy_version`` [batch],
         ``finish_reason``.
         The mask comes from the lengths, never from the padding id, which may be the end-of-sequence token.
+
+    Raises:
+        RolloutError: the responses are not those to the rows, one each and in their order, or lack log-probs.
     """
     prompt_ids, prompt_mask = _tensors(prompts)["input_ids"], _tensors(prompts)["attention_mask"].bool()
-    if len(responses) != prompt_ids.shape[0]:
-        raise ValueError(f"{len(responses)} responses were given for {prompt_ids.shape[0]} prompt rows.")
+    _check_responses(_request_ids(prompts), responses)
     device = prompt_ids.device
     lengths = torch.tensor([len(response.token_ids) for response in responses], dtype=torch.int64, device=device)
     width = max(1, int(lengths.max()) if len(responses) else 1)
@@ -75,7 +75,35 @@ def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutRespon
             "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
         },
         non_tensors={"finish_reason": np.array([response.finish_reason for response in responses], dtype=object)},
+        # What batches of several workers are padded with when they are joined.
+        meta_info={"pad_token_id": pad_token_id},
     )
+
+
+def _request_ids(prompts: DataProto) -> list[str]:
+    """A name for each row, unique in the batch."""
+    for key in ("uid", "sample_index"):
+        if key not in prompts.non_tensor_batch:
+            raise RolloutError(f"The prompts have no {key!r}; uid and sample_index name each response's random stream.")
+    names = zip(prompts.non_tensor_batch["uid"], prompts.non_tensor_batch["sample_index"], strict=True)
+    return [f"{row}:{uid}:{index}" for row, (uid, index) in enumerate(names)]
+
+
+def _check_responses(request_ids: Sequence[str], responses: Sequence[RolloutResponse]) -> None:
+    """An engine that answers in the order of finishing would have every row scored for another row's prompt."""
+    if len(responses) != len(request_ids):
+        raise RolloutError(f"The rollout engine gave {len(responses)} responses to {len(request_ids)} requests.")
+    for request_id, response in zip(request_ids, responses, strict=True):
+        if response.request_id != request_id:
+            raise RolloutError(
+                f"The rollout engine answered request {response.request_id!r} where the answer to {request_id!r} "
+                f"belongs. BaseRollout.generate returns responses in the order of the requests."
+            )
+        if len(response.token_ids) != len(response.log_probs):
+            raise RolloutError(
+                f"The rollout engine gave {len(response.token_ids)} tokens and {len(response.log_probs)} log-probs to "
+                f"request {request_id!r}; every token needs one."
+            )
 
 
 def _tensors(prompts: DataProto) -> TensorDict:

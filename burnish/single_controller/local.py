@@ -16,6 +16,7 @@ from burnish.single_controller.sharding import Shard
 from burnish.single_controller.worker import WorkerContext
 from burnish.single_controller.worker_group import Call, RayClassWithInitArgs, WorkerGroup
 from burnish.utils.errors import ResourceError, WorkerError
+from burnish.utils.foreign_code import Caught
 
 
 class LocalWorkerGroup(WorkerGroup):
@@ -77,9 +78,15 @@ class LocalWorkerGroup(WorkerGroup):
             f"{self.name} rank 0 of 1 (the driver's process) did not finish {stage} within {self._stage_timeout} s "
             f"(trainer.stage_timeout)."
         )
-        named = _NamedFailure(f"{self.name} rank 0 of 1 (the driver's process) failed in {stage}", too_late)
-        with _Alarm(self._stage_timeout, too_late), named:
+        with _Alarm(self._stage_timeout, too_late), Caught() as caught:
             yield
+        if caught.error is too_late:
+            raise too_late
+        if caught.error is not None:
+            kind = type(caught.error).__name__
+            raise WorkerError(
+                f"{self.name} rank 0 of 1 (the driver's process) failed in {stage}: {kind}: {caught.error}"
+            ) from caught.error
 
     def shutdown(self) -> None:
         """Drops the worker, with all its roles. May be called again."""
@@ -92,21 +99,6 @@ def _own_containers(value: Any) -> Any:
     if isinstance(value, Shard):
         return Shard(copy.copy(value.data), value.num_padding)
     return value
-
-
-class _NamedFailure:
-    """Turns an exception of the worker's code, whatever it is but ``untouched``, into a WorkerError caused by it."""
-
-    def __init__(self, message: str, untouched: WorkerError) -> None:
-        self._message = message
-        self._untouched = untouched
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if isinstance(error, Exception) and error is not self._untouched:
-            raise WorkerError(f"{self._message}: {type(error).__name__}: {error}") from error
 
 
 class _Alarm:

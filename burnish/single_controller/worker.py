@@ -112,6 +112,10 @@ class Worker:
         """
         if self.world_size == 1 or dist.is_initialized():
             return
+        if env.get("GLOO_SOCKET_IFNAME") is None and (interface := env.interface_towards(self.master_addr)):
+            # Gloo's own choice is the address of the host's name, which many machines resolve to their loopback, where
+            # other nodes cannot reach them, or not at all.
+            env.set_all({"GLOO_SOCKET_IFNAME": interface})
         timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
 

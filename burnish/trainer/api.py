@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from burnish.config import load_config
 from burnish.trainer.main_ppo import Parts, run_ppo
+from burnish.utils.errors import ConfigError, DataError
 
-Rows = Iterable[Mapping[str, Any]]
+Dataset = str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Mapping[str, Any]]
 
 
 @dataclass(kw_only=True)
@@ -39,20 +40,20 @@ class Run:
 
 
 def train(
-    model: str,
-    dataset: str | list[str] | Rows,
+    model: str | os.PathLike[str],
+    dataset: Dataset,
     reward_fn: Callable[..., Any] | None = None,
     *,
-    val_dataset: str | list[str] | Rows | None = None,
+    val_dataset: Dataset | None = None,
     recipe: str | None = None,
-    callbacks: tuple[Callable[[Any], None], ...] = (),
+    callbacks: Sequence[Callable[[Any], None]] = (),
     **overrides: Any,
 ) -> Run:
     """Trains ``model`` on ``dataset`` with the rewards of ``reward_fn``; what ``python -m burnish.trainer.main_ppo`` does.
 
     Args:
         model: a Hugging Face model folder or hub id.
-        dataset: files, or rows: ``{"prompt": text or messages, "ground_truth": ..., ...}``.
+        dataset: a file, a list of files, or rows: ``{"prompt": text or messages, "ground_truth": ..., ...}``.
         reward_fn: ``(data_source, solution_str, ground_truth, extra_info) -> score``; default: by ``data_source``.
         val_dataset: likewise; without it there is no validation.
         recipe: a recipe of `burnish/config/recipes` to start from.
@@ -63,48 +64,54 @@ def train(
     Raises:
         ConfigError, DataError: before anything heavy starts.
     """
-    arguments = [f"recipe={recipe}"] if recipe else []
-    arguments.append(_override("actor_rollout_ref.model.path", model))
+    if reward_fn is not None and not callable(reward_fn):
+        raise ConfigError(
+            f"reward_fn={reward_fn!r}: a function is needed, (data_source, solution_str, ground_truth, ...)."
+        )
     history: list[dict[str, float]] = []
     parts = Parts(
         reward_fn=reward_fn,
         callbacks=(lambda report: history.append(report.metrics), *callbacks),
     )
-    for key, source in (("train", dataset), ("val", val_dataset)):
-        if source is None or isinstance(source, str) or _is_list_of_paths(source):
-            arguments.append(_override(f"data.{key}_files", source))
-        else:
-            arguments.append(_override(f"data.{key}_files", None))
-            setattr(parts, f"{key}_rows", [_row(row) for row in cast(Rows, source)])
-    arguments += [_override(key, value) for key, value in _flatten(overrides)]
-    config = load_config(arguments, train_rows_given=parts.train_rows is not None)
+    train_files, parts.train_rows = _files_or_rows("dataset", dataset)
+    val_files, parts.val_rows = _files_or_rows("val_dataset", val_dataset) if val_dataset is not None else (None, None)
+    arguments = {
+        "recipe": recipe,
+        "actor_rollout_ref.model.path": model,
+        "data.train_files": train_files,
+        "data.val_files": val_files,
+    }
+    config = load_config([arguments, overrides], train_rows_given=parts.train_rows is not None)
     summary = run_ppo(config, parts=parts, quiet=True)
     return Run(run_dir=Path(summary.run_dir), history=history, interrupted=summary.interrupted)
 
 
-def _is_list_of_paths(source: Any) -> bool:
-    return isinstance(source, (list, tuple)) and all(isinstance(item, str) for item in source)
+def _files_or_rows(name: str, source: Dataset) -> tuple[list[str] | None, list[dict[str, Any]] | None]:
+    """What was given, as names of files or as rows."""
+    if isinstance(source, str | os.PathLike):
+        return [os.fspath(source)], None
+    # Iterating over a table, as of pandas, gives the names of its columns.
+    if isinstance(source, Mapping) or hasattr(source, "columns") or not isinstance(source, Iterable):
+        raise DataError(
+            f"{name} is {type(source).__name__}; a file, a list of files, or a list of rows is needed "
+            f"(of a pandas table: df.to_dict('records'))."
+        )
+    items = list(source)
+    if not items:
+        raise DataError(f"{name} is empty.")
+    if all(isinstance(item, str | os.PathLike) for item in items):
+        return [os.fspath(cast(Any, item)) for item in items], None
+    return None, [_row(name, number, item) for number, item in enumerate(items)]
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _row(name: str, number: int, row: Any) -> dict[str, Any]:
     """A row in the dataset's form: a top-level ``ground_truth`` moves under ``reward_model``."""
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"{name}, row {number} is {type(row).__name__}, not a mapping such as {{'prompt': ..., 'ground_truth': ...}}."
+        )
     row = dict(row)
     if "ground_truth" in row and "reward_model" not in row:
         row["reward_model"] = {"style": "rule", "ground_truth": row.pop("ground_truth")}
     row.setdefault("data_source", "custom")
     return row
-
-
-def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in overrides.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _override(key: str, value: Any) -> str:
-    """``key=value`` in Hydra's grammar."""
-    if value is None or isinstance(value, (bool, int, float, list, tuple, dict)):
-        return f"{key}={json.dumps(value)}"
-    return f"{key}={json.dumps(str(value))}"

@@ -9,21 +9,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_yaml
 from burnish.config.cli import parse_train_args
 from burnish.config.usage import track, unread
-from burnish.utils.console import console, error_console
-from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
+from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
+from burnish.utils.console import console
+from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
-
-logger = logging.getLogger("burnish.trainer")
 
 
 @dataclass(kw_only=True)
@@ -38,12 +39,26 @@ class Parts:
 
 @dataclass(kw_only=True)
 class RunSummary:
-    """What a finished (or interrupted) run leaves behind."""
+    """What a run leaves behind.
+
+    Attributes:
+        run_dir: where its files are.
+        steps: the last step that was begun.
+        metrics: of the last step that ended.
+        status: 0, or the exit status of what stopped it: 130 for Ctrl-C, 143 for SIGTERM.
+        ending: how it ended, in a sentence.
+    """
 
     run_dir: str
     steps: int
     metrics: dict[str, float] = field(default_factory=dict)
-    interrupted: bool = False
+    status: int = 0
+    ending: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before its last step."""
+        return self.status != 0
 
 
 def world_size(config: PPOTrainerConfig) -> int:
@@ -140,7 +155,12 @@ class TaskRunner:
         reward_fn = load_reward_manager(config.reward, tokenizer, compute_score=parts.reward_fn)
         for dataset in (train_dataset, val_dataset):
             if dataset is not None:
-                check_data_sources(dataset, reward_fn)
+                try:
+                    check_data_sources(dataset, reward_fn)
+                except RewardError as error:
+                    raise DataError(str(error)) from error
+        if config.trainer.val_only and val_dataset is None:
+            raise ConfigError("trainer.val_only=true, but there is nothing to validate on. Set data.val_files.")
         self.add_actor_rollout_worker(config)
         self.add_ref_policy_worker(config)
         self.add_critic_worker(config)
@@ -157,26 +177,70 @@ class TaskRunner:
             callbacks=parts.callbacks,
         )
 
+    def check(self, trainer: RayPPOTrainer) -> None:
+        """What can be known to fail before workers start: code and checkpoints that are named, folders to write to.
+
+        Raises:
+            ConfigError: names the key.
+        """
+        from burnish.rollout import get_rollout_cls
+        from burnish.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+
+        config = trainer.config
+        get_adv_estimator_fn(config.algorithm.adv_estimator)
+        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+        get_rollout_cls(config.actor_rollout_ref.rollout.name)
+        if config.trainer.resume_mode in ("must", "resume_path"):
+            try:
+                trainer.checkpoints.find()
+            except CheckpointError as error:
+                raise ConfigError(str(error)) from error
+        for key in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
+            _check_folder(f"trainer.{key}", getattr(config.trainer, key))
+
     def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
         """Builds, trains, and ends the workers whatever happens."""
         trainer = self.build_trainer(config, parts or Parts())
-        interrupted = False
+        self.check(trainer)
+        status, ending = 0, ""
         try:
             with _cluster(config):
                 try:
                     trainer.init_workers()
                     trainer.fit()
+                    ending = f"Finished after step {trainer.global_steps}."
                 finally:
                     trainer.shutdown()
-        except KeyboardInterrupt:
-            interrupted = True
-            logger.warning("Interrupted at step %d, in stage %s.", trainer.global_steps, trainer.current_stage)
+        except KeyboardInterrupt as stop:
+            by = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
+            status, ending = stop_status(stop), f"Stopped by {by} {_place(trainer)}."
         return RunSummary(
             run_dir=str(trainer.checkpoints.root),
             steps=trainer.global_steps,
             metrics=trainer.metrics,
-            interrupted=interrupted,
+            status=status,
+            ending=ending,
         )
+
+
+def _place(trainer: RayPPOTrainer) -> str:
+    step = f"in step {trainer.global_steps}" if trainer.global_steps else "before the first step"
+    return f"{step} (stage: {trainer.current_stage})"
+
+
+def _check_folder(key: str, path: str | None) -> None:
+    """The folder is made where it is missing, and takes a file."""
+    if path is None:
+        return
+    if not path.strip():
+        raise ConfigError(f"{key}=: no folder is named.")
+    try:
+        folder = Path(path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{key}={path}: this folder cannot be written to: {error.strerror}.") from error
 
 
 def _worker_group_cls(config: PPOTrainerConfig) -> type:
@@ -197,14 +261,27 @@ def _cluster(config: PPOTrainerConfig) -> Iterator[None]:
         return
     import ray
 
-    started = not ray.is_initialized()
-    if started:
-        ray.init(**ray_init_kwargs(config))
+    if ray.is_initialized():
+        yield
+        return
     try:
+        with keeps_sigterm():
+            _start_ray(config)
         yield
     finally:
-        if started:
-            ray.shutdown()
+        ray.shutdown()
+
+
+def _start_ray(config: PPOTrainerConfig) -> None:
+    import ray
+
+    try:
+        ray.init(**ray_init_kwargs(config))
+    except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as error:
+        given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
+        asked = f" with ray_kwargs.ray_init={given}" if given else ""
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ResourceError(f"Ray cannot be started{asked}: {reason.rstrip('.')}.") from error
 
 
 def ray_init_kwargs(config: PPOTrainerConfig) -> dict[str, Any]:
@@ -252,29 +329,23 @@ def run_ppo(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status: 0, 2 for an error in the request, 1 for one in the run, 130 for Ctrl-C."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        args = parse_train_args(sys.argv[1:] if argv is None else argv)
-        config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
-        if args.cfg:
-            console.print(to_yaml(config), soft_wrap=True)
-            return 0
-        summary = run_ppo(config)
-    except (ConfigError, DataError, ModelError, ResourceError) as error:
-        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
-        return 2
-    except BurnishError as error:
-        if error.__cause__ is not None and not isinstance(error.__cause__, BurnishError):
-            # Not an error that burnish foresaw: whoever mends it needs to see where it came from.
-            logger.error("The run failed:", exc_info=error)
-        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
-        return 1
-    unread_keys = unread(config)
+    """The command line; returns the exit status, as `burnish.trainer.ending` lists them."""
+    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv))
+
+
+def _train(argv: list[str]) -> int:
+    args = parse_train_args(argv)
+    config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
+    if args.cfg:
+        console.print(to_yaml(config), soft_wrap=True)
+        return 0
+    summary = run_ppo(config)
+    # A run that was stopped, or that only validates, reads fewer keys and is to blame for none.
+    unread_keys = unread(config) if not summary.interrupted and not config.trainer.val_only else []
     if unread_keys:
         console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
-    console.print(f"Step {summary.steps}. The run's files are in {summary.run_dir}", soft_wrap=True)
-    return 130 if summary.interrupted else 0
+    console.print(f"{summary.ending} The run's files are in {summary.run_dir}", soft_wrap=True)
+    return summary.status
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
 """The one home of environment variables and of facts about this machine."""
 
 import os
+import socket
+import struct
+import sys
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface.
 
 
 def get(name: str, default: str | None = None) -> str | None:
@@ -16,3 +21,28 @@ def set_all(variables: dict[str, str]) -> None:
 def num_cpus() -> int:
     """CPUs that this process may use (its affinity, not the machine's size)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def interface_towards(address: str) -> str | None:
+    """Name of the network interface by which this machine reaches the IPv4 ``address``, which may be its own.
+
+    None where that cannot be told: on other systems than Linux, without a route, or with IPv6 alone.
+    """
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # Of a datagram socket this only chooses the route; nothing is sent.
+        except OSError:
+            return None
+        own_address = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # An interface without an IPv4 address.
+                continue
+            if socket.inet_ntoa(answer[20:24]) == own_address:
+                return name
+    return None

@@ -17,7 +17,7 @@ from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
 from burnish.single_controller import Dispatch, Worker, register
-from burnish.workers.losses import make_policy_loss
+from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
 
 
@@ -33,15 +33,27 @@ class ActorRolloutRefWorker(Worker):
         config: the ``actor_rollout_ref`` section.
         role: "actor_rollout" or "actor_rollout_ref" (with a reference policy).
         device: "cpu" or "cuda".
+        total_training_steps: trainer steps of the run, for the learning-rate schedule.
         pad_token_id: id that fills the tensors of a batch where there is no token.
+        eos_token_id: the tokenizer's; it ends a response beside those that the model names.
     """
 
-    def __init__(self, config: ActorRolloutRefConfig, role: str, device: str, pad_token_id: int) -> None:
+    def __init__(
+        self,
+        config: ActorRolloutRefConfig,
+        role: str,
+        device: str,
+        total_training_steps: int,
+        pad_token_id: int,
+        eos_token_id: int | None,
+    ) -> None:
         track_section(config, "actor_rollout_ref")
         self.config = config
         self.has_reference = role.endswith("_ref")
         self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
+        self.total_training_steps = total_training_steps
         self.pad_token_id = pad_token_id
+        self.eos_token_id = eos_token_id
         self.policy_version = 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -55,7 +67,7 @@ class ActorRolloutRefWorker(Worker):
             actor.optim,
             module="policy",
             device=self.device,
-            total_training_steps=actor.optim.total_training_steps,
+            total_training_steps=self.total_training_steps,
         )
         self.reference = None
         if self.has_reference:
@@ -67,7 +79,8 @@ class ActorRolloutRefWorker(Worker):
                 device=self.device,
             )
         self.rollout = build_rollout(self.engine, self.config, self.device)
-        self.eos_token_ids = eos_token_ids(model.path)
+        of_tokenizer = () if self.eos_token_id is None else (self.eos_token_id,)
+        self.eos_token_ids = tuple(sorted({*eos_token_ids(self.engine.module.model), *of_tokenizer}))
         self._push_weights()
 
     def _push_weights(self) -> None:
@@ -137,10 +150,11 @@ class ActorRolloutRefWorker(Worker):
             name="actor",
             outputs=("log_probs", "entropy"),
             temperature=policy_temperature(self.config.rollout),
-            loss_scale_factor=actor.loss_scale_factor or self.config.rollout.response_length,
+            loss_scale_factor=actor.loss_scale_factor or data.meta_info["max_response_length"],
             batching=update_kwargs(actor),
         )
-        return metrics | perf_metrics(self.engine, data, name="actor", seconds=time.perf_counter() - start)
+        perf = perf_metrics(self.engine, data, name="actor", seconds=time.perf_counter() - start)
+        return rollout_difference(metrics) | perf
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def config_reads(self) -> frozenset[str]:
@@ -154,4 +168,5 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
+        """Continues from what `save_checkpoint` wrote, on any number of ranks."""
         self.engine.load_checkpoint(folder, self.config.actor.checkpoint.load_contents)

@@ -21,14 +21,14 @@ class CriticWorker(Worker):
     Args:
         config: the ``critic`` section.
         device: "cpu" or "cuda".
-        pad_token_id: id that fills the tensors of a batch where there is no token.
+        total_training_steps: trainer steps of the run, for the learning-rate schedule.
     """
 
-    def __init__(self, config: FSDPCriticConfig, device: str, pad_token_id: int) -> None:
+    def __init__(self, config: FSDPCriticConfig, device: str, total_training_steps: int) -> None:
         track_section(config, "critic")
         self.config = config
         self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
-        self.pad_token_id = pad_token_id
+        self.total_training_steps = total_training_steps
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -40,7 +40,7 @@ class CriticWorker(Worker):
             self.config.optim,
             module="value",
             device=self.device,
-            total_training_steps=self.config.optim.total_training_steps,
+            total_training_steps=self.total_training_steps,
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -60,7 +60,7 @@ class CriticWorker(Worker):
             name="critic",
             outputs=("values",),
             temperature=1.0,
-            loss_scale_factor=data.tensors["responses"].shape[1],
+            loss_scale_factor=data.meta_info["max_response_length"],
             batching=update_kwargs(self.config),
         )
         return metrics | perf_metrics(self.engine, data, name="critic", seconds=time.perf_counter() - start)
@@ -77,4 +77,5 @@ class CriticWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
+        """Continues from what `save_checkpoint` wrote, on any number of ranks."""
         self.engine.load_checkpoint(folder, self.config.checkpoint.load_contents)

@@ -7,6 +7,7 @@ Metrics are contributions that sum to the step's value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from burnish.config import FSDPActorConfig, FSDPCriticConfig
-from burnish.core_algos.aggregation import agg_loss
+from burnish.core_algos.aggregation import agg_loss, token_mean
 from burnish.core_algos.kl import kl_penalty
 from burnish.core_algos.policy_losses import get_policy_loss_fn
 from burnish.core_algos.value_loss import compute_value_loss
@@ -55,21 +56,52 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
             metrics["actor/kl_loss"] = kl_loss.detach() / dp_size
         metrics["actor/loss"] = loss.detach() / dp_size
         if "old_log_probs" not in tensors and "rollout_log_probs" in tensors:
-            metrics |= _rollout_difference(log_prob, tensors["rollout_log_probs"], loss_mask, global_batch_info)
+            metrics |= _rollout_moments(log_prob, tensors["rollout_log_probs"], loss_mask, global_batch_info)
         return loss, metrics
 
     return policy_loss
 
 
-def _rollout_difference(
+_MOMENT = "training/rollout_moment/"
+
+
+def _rollout_moments(
     log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mask: torch.Tensor, global_batch_info: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """How far the rollout engine's probabilities are from this forward pass's."""
-    difference = torch.where(mask, (log_prob.detach().exp() - rollout_log_prob.exp()).abs(), 0.0)
-    return {
-        "training/rollout_probs_diff_mean": difference.sum() / global_batch_info["batch_num_tokens"],
-        "training/rollout_probs_diff_max": difference.max(),
+    """How far the rollout engine's probabilities are from this forward pass's: sums that `rollout_difference` reads."""
+    ours, theirs = (torch.where(mask, x.detach().double().exp(), 0.0) for x in (log_prob, rollout_log_prob))
+    difference = (ours - theirs).abs()
+    moments = {
+        "difference": difference,
+        "difference^2": difference.square(),
+        "ours": ours,
+        "ours^2": ours.square(),
+        "theirs": theirs,
+        "theirs^2": theirs.square(),
+        "ours theirs": ours * theirs,
     }
+    shares = {_MOMENT + name: x.sum() / global_batch_info["batch_num_tokens"] for name, x in moments.items()}
+    return shares | {"training/rollout_probs_diff_max": difference.max()}
+
+
+def rollout_difference(metrics: Mapping[str, float]) -> dict[str, float]:
+    """``metrics`` of an update with the moments of the two engines' probabilities replaced by what they amount to."""
+    moments = {key.removeprefix(_MOMENT): value for key, value in metrics.items() if key.startswith(_MOMENT)}
+    kept = {key: value for key, value in metrics.items() if not key.startswith(_MOMENT)}
+    if not moments:
+        return kept
+
+    def covariance(a: str, b: str, product: str) -> float:
+        return moments[product] - moments[a] * moments[b]
+
+    variance = covariance("difference", "difference", "difference^2")
+    kept["training/rollout_probs_diff_mean"] = moments["difference"]
+    kept["training/rollout_probs_diff_std"] = math.sqrt(max(variance, 0.0))
+    spread = covariance("ours", "ours", "ours^2") * covariance("theirs", "theirs", "theirs^2")
+    if spread > 0:
+        correlation = covariance("ours", "theirs", "ours theirs") / math.sqrt(spread)
+        kept["training/rollout_actor_probs_pearson_corr"] = correlation
+    return kept
 
 
 def make_value_loss(config: FSDPCriticConfig) -> LossFn:
@@ -88,6 +120,11 @@ def make_value_loss(config: FSDPCriticConfig) -> LossFn:
             config.loss_agg_mode,
             global_batch_info=global_batch_info,
         )
-        return loss, {"critic/vf_loss": loss.detach() / global_batch_info["dp_size"], "critic/vf_clipfrac": clipfrac}
+        predicted = token_mean(outputs["values"], tensors["loss_mask"], global_batch_info["batch_num_tokens"])
+        return loss, {
+            "critic/vf_loss": loss.detach() / global_batch_info["dp_size"],
+            "critic/vf_clipfrac": clipfrac,
+            "critic/vpred_mean": predicted,
+        }
 
     return value_loss

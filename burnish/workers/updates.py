@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def run_mini_batches(
             step over all ranks) and ``global_steps`` (which decides the learning rate).
 
     Returns:
-        The means of the steps' metrics; ``<name>/skipped_updates`` counts.
+        The steps' metrics joined by `merge_updates`.
     """
     per_step: list[dict[str, float]] = []
     for mini_batch_id, denominators in enumerate(data.meta_info["mini_batches"]):
@@ -75,9 +76,30 @@ def run_mini_batches(
         )
         step_metrics = engine.optimizer_step(data.meta_info["global_steps"])
         per_step.append(metrics | {f"{name}/{key}": value for key, value in step_metrics.items()})
-    merged = {key: sum(metrics[key] for metrics in per_step) / len(per_step) for key in per_step[0]}
-    skipped = f"{name}/skipped_updates"
-    merged[skipped] = sum(metrics[skipped] for metrics in per_step)
+    return merge_updates(per_step)
+
+
+def merge_updates(parts: Sequence[Mapping[str, float]], weights: Sequence[float] | None = None) -> dict[str, float]:
+    """The metrics of several optimizer steps (or of several rounds of them) as one.
+
+    Counts (``skipped_updates``) add up, names that end in ``_max`` or ``_min`` and memory keep the extreme, everything else
+    is the mean.
+
+    Args:
+        weights: optimizer steps in each part; None counts one each.
+    """
+    weights = [1.0] * len(parts) if weights is None else weights
+    merged: dict[str, float] = {}
+    for key in parts[0]:
+        values = [part[key] for part in parts]
+        if key.endswith("/skipped_updates"):
+            merged[key] = sum(values)
+        elif key.endswith("_max") or key.startswith("perf/max_"):
+            merged[key] = max(values)
+        elif key.endswith("_min"):
+            merged[key] = min(values)
+        else:
+            merged[key] = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
     return merged
 
 

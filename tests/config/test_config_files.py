@@ -108,3 +108,22 @@ def test_fields_that_are_no_keys_are_not_saved():
     values = to_dict(load_config(["trainer.seed=1"]))
     assert "set_keys" not in values
     assert "global_batch_info" not in values["actor_rollout_ref"]["actor"]
+
+
+@pytest.mark.parametrize("text", ["trainer: [1", "trainer:\n\tseed: 1", "trainer:\n  seed: 1\n  seed: 2"])
+def test_a_file_that_is_no_yaml_is_named_with_the_line(tmp_path, text):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"mine: the file is not valid YAML: .* line \d"):
+        load_config(config_name="mine", config_path=str(tmp_path))
+
+
+def test_a_file_is_named_by_its_path_whatever_characters_that_has(tmp_path):
+    folder = tmp_path / "a b,[c]'"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\ntrainer: {seed: 5}\n")
+    assert load_config(config_name=str(folder / "mine.yaml")).trainer.seed == 5
+
+
+def test_an_empty_section_of_a_file_sets_nothing(tmp_path):
+    (tmp_path / "mine.yaml").write_text("trainer:\n")
+    assert load_config(config_name="mine", config_path=str(tmp_path)).trainer.seed == 42

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_what_is_typed_becomes_a_value_of_the_keys_type(key, typed, value):
         ("actor_rollout_ref.actor.optim.lr=abc", "text is given where a number belongs. The default is 1e-06"),
         ("actor_rollout_ref.actor.optim.lr=None", "cannot be null"),
         ("actor_rollout_ref.actor.optim.lr=true", "true or false is given where a number belongs"),
-        ("actor_rollout_ref.actor.optim.lr=nan", "a number belongs"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "must be finite"),
         ("actor_rollout_ref.actor.optim.lr=-1e-6", "must be at least 0. The nearest value is 0"),
         ("actor_rollout_ref.rollout.n=2.5", "a whole number belongs"),
         ("actor_rollout_ref.rollout.n=0", "must be at least 1. The nearest value is 1"),
@@ -193,3 +194,40 @@ def test_a_config_travels_between_processes_and_takes_no_unknown_attribute():
     actor = dataclasses.replace(config.actor_rollout_ref.actor, global_batch_info={"dp_size": 2})
     assert actor.global_batch_info == {"dp_size": 2}
     assert config.actor_rollout_ref.actor.global_batch_info == {}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("actor_rollout_ref.actor.optim.learning_rate", "actor_rollout_ref.actor.optim.lr"),
+        ("actor_rollout_ref.rollout.val_kwargs.temp", "actor_rollout_ref.rollout.val_kwargs.temperature"),
+        ("actor_rollout_ref.modle.path", "actor_rollout_ref.model.path"),
+        ("trainer.n_gpus", "trainer.n_gpus_per_node"),
+        ("trainer.total_steps", "trainer.total_training_steps"),
+        ("critic.lr", "critic.optim.lr"),
+    ],
+)
+def test_the_key_that_was_meant_comes_first_among_the_suggestions(typed, meant):
+    with pytest.raises(ConfigError, match=rf"Did you mean {meant}\b"):
+        load_with_notices([f"{typed}=1"])
+
+
+@pytest.mark.parametrize("word", ["", "=", "~", "+", "=3"])
+def test_a_word_without_a_key_is_answered_as_such(word):
+    with pytest.raises(ConfigError, match="names no key"):
+        load_with_notices([word])
+
+
+def test_a_value_that_is_followed_is_judged_by_the_rules_of_the_key_that_was_set():
+    with pytest.raises(ConfigError, match=r"trainer\.seed=abc: .* The default is 42"):
+        load_with_notices(["trainer.seed=abc"])
+
+
+def test_values_of_python_are_taken_as_yaml_would_write_them():
+    given = {"actor_rollout_ref": {"model": {"path": Path("/a 'b'")}}, "trainer.logger": ("file",)}
+    config = load_with_notices([given, "trainer.seed=3"]).config
+    assert config.actor_rollout_ref.model.path == "/a 'b'"
+    assert config.trainer.logger == ["file"]
+    assert config.trainer.seed == 3
+    with pytest.raises(ConfigError, match="set is no value"):
+        load_with_notices({"trainer.logger": {"file"}})

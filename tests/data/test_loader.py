@@ -65,6 +65,12 @@ def test_padding_that_a_dataset_class_brings_is_taken_off():
     assert collate_fn(rows)["input_ids"].tolist() == [[0, 5], [6, 7]]
 
 
+def test_rows_of_one_index_in_a_batch_are_groups_of_their_own():
+    # A sampler that draws a row twice, or a dataset class that numbers the rows of each file.
+    rows = [{"index": index, "input_ids": [5 + i]} for i, index in enumerate([3, 0, 3, 3])]
+    assert collate_fn(rows)["uid"].tolist() == ["3", "0", "3#1", "3#2"]
+
+
 def test_what_a_row_lacks_is_named():
     with pytest.raises(DataError, match="lacks input_ids and index; it has: a"):
         collate_fn([{"a": 1}])

@@ -1,4 +1,4 @@
-"""GRPO and PPO once more, from the definitions alone: plain transformers, plain torch, one row and one token at a time.
+"""GRPO and PPO once more, from the definitions alone: plain transformers, plain torch, one row at a time.
 
 Nothing here imports burnish, so that an error there cannot hide by being in both.
 """
@@ -30,20 +30,23 @@ class Row:
 
 def log_probs_and_entropy(model: nn.Module, row: Row, temperature: float) -> tuple[Tensor, Tensor]:
     """Of each response token under softmax(logits / temperature): [response] each."""
-    ids = torch.tensor([row.prompt + row.response])
-    logits = model(input_ids=ids).logits[0] / temperature
-    log_probs, entropies = [], []
-    for t, token in enumerate(row.response):
-        distribution = logits[len(row.prompt) + t - 1].log_softmax(-1)
-        log_probs.append(distribution[token])
-        entropies.append(-(distribution.exp() * distribution).sum())
-    return torch.stack(log_probs), torch.stack(entropies)
+    logits = model(input_ids=torch.tensor([row.prompt + row.response])).logits[0]
+    # The state of the last prompt token predicts the first response token.
+    distributions = (logits[len(row.prompt) - 1 : -1] / temperature).log_softmax(-1)
+    log_probs = distributions[torch.arange(len(row.response)), row.response]
+    return log_probs, -(distributions.exp() * distributions).sum(-1)
 
 
 def values_of(critic: nn.Module, row: Row) -> Tensor:
     """V of the state before each response token: [response]."""
     hidden = critic.backbone(input_ids=torch.tensor([row.prompt + row.response])).last_hidden_state[0]
-    return torch.stack([critic.head(hidden[len(row.prompt) + t - 1])[0] for t in range(len(row.response))])
+    return critic.head(hidden[len(row.prompt) - 1 : -1])[:, 0]
+
+
+def k3(log_prob: Tensor, reference: Tensor) -> Tensor:
+    """The low-variance estimate of the KL, per token."""
+    negated = torch.clamp(reference - log_prob, -20, 20)
+    return torch.clamp(torch.exp(negated) - negated - 1, -10, 10)
 
 
 def set_group_advantages(rows: list[Row]) -> None:
@@ -65,8 +68,7 @@ def set_kl_rewards(rows: list[Row], beta: float) -> float:
     """Rewards per token: -beta k3(old, ref), and the score on the last token; returns the mean KL over scored rows."""
     means = []
     for row in rows:
-        difference = row.old - row.ref
-        kl = torch.exp(-difference) + difference - 1
+        kl = k3(row.old, row.ref)
         row.rewards = -beta * kl
         if row.score is not None:
             row.rewards[-1] += row.score
@@ -115,62 +117,51 @@ class PolicySettings:
 
 def policy_update(model: nn.Module, rows: list[Row], settings: PolicySettings) -> dict[str, float]:
     """Gradient of one update's loss, and its metrics."""
-    policy_terms, entropy_terms, kl_terms = [], [], []
-    clipped = lower = count = 0
+    policy_terms, entropy_terms, kl_terms, clipped, lower = [], [], [], [], []
     for row in rows:
         log_prob, entropy = log_probs_and_entropy(model, row, settings.temperature)
-        terms = []
-        for t in range(len(row.response)):
-            advantage = float(row.advantages[t])
-            ratio = torch.exp(log_prob[t] - row.old[t])
-            plain = -advantage * ratio
-            bounded = -advantage * torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
-            clipped += float(bounded) > float(plain)
-            term = bounded if float(bounded) > float(plain) else plain
-            if advantage < 0 and float(term) > -advantage * settings.dual_clip:
-                lower += 1
-                term = torch.tensor(-advantage * settings.dual_clip, dtype=log_prob.dtype)
-            terms.append(term)
-            count += 1
-        policy_terms.append(torch.stack(terms))
+        ratio = torch.exp(log_prob - row.old)
+        plain = -row.advantages * ratio
+        bounded = -row.advantages * torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
+        worse = torch.where(bounded > plain, bounded, plain)
+        most = -row.advantages * settings.dual_clip
+        beyond = (row.advantages < 0) & (worse > most)
+        policy_terms.append(torch.where(beyond, most, worse))
         entropy_terms.append(entropy)
-        if settings.kl_coef:
-            difference = log_prob - row.ref
-            kl_terms.append(torch.exp(-difference) + difference - 1)
+        kl_terms.append(k3(log_prob, row.ref))
+        clipped += (bounded > plain).tolist()
+        lower += beyond.tolist()
     policy_loss = aggregate(policy_terms, settings.mode)
     entropy = aggregate(entropy_terms, settings.mode)
-    loss = policy_loss - settings.entropy_coeff * entropy
-    metrics = {"actor/pg_loss": float(policy_loss), "actor/entropy": float(entropy)}
-    if settings.kl_coef:
-        kl = aggregate(kl_terms, settings.mode)
-        loss = loss + settings.kl_coef * kl
-        metrics["actor/kl_loss"] = float(kl)
+    kl = aggregate(kl_terms, settings.mode)
+    loss = policy_loss - settings.entropy_coeff * entropy + settings.kl_coef * kl
     loss.backward()
-    shares = {"actor/loss": float(loss), "actor/pg_clipfrac": clipped / count, "actor/pg_clipfrac_lower": lower / count}
-    return metrics | shares
+    return {
+        "actor/pg_loss": policy_loss.item(),
+        "actor/entropy": entropy.item(),
+        "actor/kl_loss": kl.item(),
+        "actor/loss": loss.item(),
+        "actor/pg_clipfrac": sum(clipped) / len(clipped),
+        "actor/pg_clipfrac_lower": sum(lower) / len(lower),
+    }
 
 
 def value_update(critic: nn.Module, rows: list[Row], clip: float, mode: str) -> dict[str, float]:
     """Gradient of the critic's clipped loss, and its metrics."""
-    terms, clipped, count, total = [], 0, 0, 0.0
+    terms, clipped, predicted = [], [], []
     for row in rows:
         now = values_of(critic, row)
-        row_terms = []
-        for t in range(len(row.response)):
-            target, old = float(row.returns[t]), float(row.values[t])
-            plain = (now[t] - target) ** 2
-            near = (torch.clamp(now[t], old - clip, old + clip) - target) ** 2
-            clipped += float(near) > float(plain)
-            row_terms.append(near if float(near) > float(plain) else plain)
-            count += 1
-            total += float(now[t])
-        terms.append(torch.stack(row_terms))
+        plain = (now - row.returns) ** 2
+        near = (torch.clamp(now, row.values - clip, row.values + clip) - row.returns) ** 2
+        terms.append(torch.where(near > plain, near, plain))
+        clipped += (near > plain).tolist()
+        predicted += now.tolist()
     loss = 0.5 * aggregate(terms, mode)
     loss.backward()
     return {
-        "critic/vf_loss": float(loss),
-        "critic/vf_clipfrac": clipped / count,
-        "critic/vpred_mean": total / count,
+        "critic/vf_loss": loss.item(),
+        "critic/vf_clipfrac": sum(clipped) / len(clipped),
+        "critic/vpred_mean": sum(predicted) / len(predicted),
     }
 
 
@@ -193,7 +184,7 @@ class HandAdamW:
     def step(self, step: int) -> float:
         """One update at trainer step ``step``; returns the norm before clipping."""
         norm = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in self.parameters if p.grad is not None))
-        scale = min(1.0, self.clip / norm)
+        scale = self.clip / norm if norm > self.clip else 1.0
         self.updates += 1
         first, second = self.betas
         with torch.no_grad():

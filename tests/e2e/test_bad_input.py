@@ -38,6 +38,11 @@ def row(prompt="1+1=", truth="2", **extra):
         ("actor_rollout_ref.rollout.temperature=-1", BurnishError, "temperature"),
         ("actor_rollout_ref.rollout.name=vllm", ConfigError, "vllm"),
         ("algorithm.adv_estimator=grpoo", ConfigError, "grpo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=json:no_such", ConfigError, "loss_mode=json:no_such"),
+        ("actor_rollout_ref.rollout.name=no_such:engine", ConfigError, "rollout.name=no_such:engine"),
+        ("trainer.resume_mode=must", ConfigError, "trainer.resume_mode=must"),
+        ("trainer.rollout_data_dir=/proc/no/folder", ConfigError, "trainer.rollout_data_dir=/proc/no/folder"),
+        ("trainer.default_local_dir=/proc/no/folder", ConfigError, "trainer.default_local_dir=/proc/no/folder"),
     ],
 )
 def test_a_wrong_request_is_an_error_before_training(tmp_path, override, error, words):
@@ -76,7 +81,7 @@ def test_a_model_folder_without_tokenizer_is_named(tmp_path):
 
 def test_an_unknown_data_source_is_refused_before_training(tmp_path):
     path = write_rows(tmp_path / "train.jsonl", [row(data_source="my/own") for _ in range(20)])
-    with pytest.raises(BurnishError, match="my/own"):
+    with pytest.raises(DataError, match="my/own"):
         tiny_run(tmp_path / "run", f"data.train_files={path}")
 
 

@@ -14,34 +14,36 @@ from burnish.trainer.main_ppo import Parts, TaskRunner
 from tests.e2e import reference as ref
 from tests.e2e.runs import TINY, logged, tiny_run
 
-STEPS = 2
 COMMON = [
-    f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=1",
-    "data.train_batch_size=6",
-    "actor_rollout_ref.rollout.n=4",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.rollout.n=3",
     "actor_rollout_ref.rollout.temperature=0.8",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=7",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.actor.ppo_epochs=2",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5",
     "actor_rollout_ref.actor.clip_ratio_low=0.02",
     "actor_rollout_ref.actor.clip_ratio_high=0.05",
-    "actor_rollout_ref.actor.clip_ratio_c=1.04",
+    "actor_rollout_ref.actor.clip_ratio_c=1.01",
     "actor_rollout_ref.actor.entropy_coeff=0.01",
-    "actor_rollout_ref.actor.optim.lr=0.002",
+    "actor_rollout_ref.actor.optim.lr=0.0003",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=3",
     "actor_rollout_ref.actor.optim.weight_decay=0.1",
     "actor_rollout_ref.actor.optim.clip_grad=0.5",
 ]
 GRPO = [
     *COMMON,
+    "trainer.total_training_steps=2",
     "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.05",
 ]
+# The critic alone in the first step, both in the second; only in the third is the policy away from its reference.
 PPO = [
     *COMMON,
+    "trainer.total_training_steps=3",
+    "trainer.critic_warmup=1",
     "algorithm.adv_estimator=gae",
     "algorithm.gamma=0.95",
     "algorithm.lam=0.9",
@@ -53,14 +55,14 @@ PPO = [
     "algorithm.kl_ctrl.horizon=100",
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.05",
-    "critic.cliprange_value=0.05",
-    "critic.optim.lr=0.002",
+    "critic.cliprange_value=0.1",
+    "critic.optim.lr=0.0005",
     "critic.optim.lr_warmup_steps=4",
     "critic.optim.weight_decay=0.02",
     "critic.optim.clip_grad=0.4",
 ]
 SETTINGS = ref.PolicySettings(
-    temperature=0.8, clip_low=0.02, clip_high=0.05, dual_clip=1.04, entropy_coeff=0.01, kl_coef=0.05, mode="token-mean"
+    temperature=0.8, clip_low=0.02, clip_high=0.05, dual_clip=1.01, entropy_coeff=0.01, kl_coef=0.05, mode="token-mean"
 )
 
 
@@ -111,6 +113,8 @@ class Hand:
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        # Many small operations: threads would only wait for each other.
+        torch.set_num_threads(1)
         path = TINY / "model"
         how = {"dtype": self.dtype, "attn_implementation": "eager"}
         self.policy = AutoModelForCausalLM.from_pretrained(path, **how).eval()
@@ -120,8 +124,8 @@ class Hand:
         self.critic.head = nn.Linear(128, 1).to(self.dtype)
         for parameter in self.critic.head.parameters():
             nn.init.zeros_(parameter)
-        self.policy_optimizer = ref.HandAdamW(list(self.policy.parameters()), 0.002, 3, 0.1, 0.5)
-        self.critic_optimizer = ref.HandAdamW(list(self.critic.parameters()), 0.002, 4, 0.02, 0.4)
+        self.policy_optimizer = ref.HandAdamW(list(self.policy.parameters()), 0.0003, 3, 0.1, 0.5)
+        self.critic_optimizer = ref.HandAdamW(list(self.critic.parameters()), 0.0005, 4, 0.02, 0.4)
 
     @torch.no_grad()
     def read(self, rows: list[ref.Row]) -> None:
@@ -138,7 +142,7 @@ class Hand:
             lambda chosen: ref.policy_update(self.policy, chosen, settings),
             step=step,
             epochs=2,
-            prompts_per_update=3,
+            prompts_per_update=2,
         )
 
     def grpo_step(self, rows: list[ref.Row], step: int) -> dict[str, float]:
@@ -158,10 +162,10 @@ class Hand:
             "critic",
             rows,
             self.critic_optimizer,
-            lambda chosen: ref.value_update(self.critic, chosen, 0.05, "token-mean"),
+            lambda chosen: ref.value_update(self.critic, chosen, 0.1, "token-mean"),
             step=step,
             epochs=2,
-            prompts_per_update=3,
+            prompts_per_update=2,
         )
         if step > 1:
             metrics |= self.update_policy(rows, step, SETTINGS)
@@ -179,7 +183,8 @@ def assert_moved_alike(start: Path, end: Path, expected: dict[str, torch.Tensor]
 
 
 # Adam divides by the size of the gradient, so where it is rounding noise in float32 the update is noise too.
-TOLERANCES = {"float32": (2e-4, 2e-2), "float64": (1e-6, 1e-5)}
+# Old log-probs, rewards and advantages are float32 in both.
+TOLERANCES = {"float32": (1e-3, 1e-2), "float64": (1e-5, 1e-3)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -204,8 +209,7 @@ def test_grpo_steps_equal_those_by_hand(tmp_path, dtype):
 def test_ppo_steps_equal_those_by_hand(tmp_path, dtype):
     sections = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model")
     dtypes = [f"{section}.fsdp_config.dtype={dtype}" for section in sections]
-    warm_up = ["trainer.critic_warmup=1"]
-    tiny_run(tmp_path, *PPO, *dtypes, *warm_up, parts=Parts(reward_fn=graded), task_runner_class=Recorder)
+    tiny_run(tmp_path, *PPO, *dtypes, parts=Parts(reward_fn=graded), task_runner_class=Recorder)
     hand = Hand(getattr(torch, dtype))
     rel, tolerance = TOLERANCES[dtype]
     for step, (batch, metrics) in enumerate(zip(Recorder.batches, logged(tmp_path), strict=True), 1):
@@ -224,3 +228,4 @@ def test_ppo_steps_equal_those_by_hand(tmp_path, dtype):
             policy = hand.policy.state_dict()
             assert_moved_alike(start, folder / "actor" / "model.safetensors", policy, tolerance)
     assert metrics["critic/vf_clipfrac"] > 0
+    assert metrics["actor/reward_kl_penalty"] > 0

@@ -27,13 +27,35 @@ def test_local_and_ray_controllers_are_the_same_to_the_bit(tmp_path):
     assert logged(tmp_path / "local") == logged(tmp_path / "ray")
 
 
-def test_two_ranks_learn_what_one_learns(tmp_path):
-    tiny_run(tmp_path / "one", "trainer.total_training_steps=2")
-    tiny_run(tmp_path / "two", "trainer.total_training_steps=2", "trainer.controller=ray", "trainer.n_gpus_per_node=2")
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (),
+        # An odd number of groups over two ranks; seven prompts to validate, in batches of four and three.
+        (
+            "data.train_batch_size=3",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+            "data.val_max_samples=7",
+            "data.val_batch_size=4",
+            "trainer.test_freq=1",
+        ),
+    ],
+    ids=["even", "uneven"],
+)
+def test_two_ranks_learn_what_one_learns(tmp_path, batch):
+    common = ["trainer.total_training_steps=2", *batch]
+    tiny_run(tmp_path / "one", *common)
+    tiny_run(tmp_path / "two", *common, "trainer.controller=ray", "trainer.n_gpus_per_node=2")
     one, two = logged(tmp_path / "one"), logged(tmp_path / "two")
     # The first step starts from equal weights: same samples, same gradient; only the order of sums differs.
     for key in ("critic/score/mean", "response_length/mean", "actor/pg_loss", "actor/entropy", "actor/grad_norm"):
         assert two[0][key] == pytest.approx(one[0][key], rel=2e-4, abs=1e-5), key
+    assert [set(metrics) for metrics in two] == [set(metrics) for metrics in one]
+    if batch:
+        assert one[0]["training/num_rows"] == two[0]["training/num_rows"] == 12
+        assert one[0]["val-aux/burnish/arithmetic/num_prompts"] == two[0]["val-aux/burnish/arithmetic/num_prompts"] == 7
+        assert "val-core/burnish/arithmetic/acc/mean@1" in two[0]
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):

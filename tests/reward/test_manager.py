@@ -86,10 +86,19 @@ def test_the_function_sees_the_whole_response_without_special_tokens_and_padding
     assert result.valid.all()
 
 
-def test_a_function_that_writes_into_extra_info_changes_nothing():
-    data = batch_of(["a"])
-    NaiveRewardManager(TOKENIZER, lambda extra_info, **_: extra_info.clear() or 1)(data)
-    assert data.non_tensor_batch["extra_info"][0] == {"row": 0}
+def test_a_function_that_writes_into_what_it_gets_changes_nothing_for_others():
+    data = batch_of(["a", "b"], [["1", {"x": [2]}]] * 2)
+    shared = {"row": 0, "seen": {"texts": []}}
+    data.non_tensor_batch["extra_info"][:] = [shared, shared]
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        assert (ground_truth, extra_info) == (["1", {"x": [2]}], {"row": 0, "seen": {"texts": []}})
+        ground_truth.pop()["x"].clear()
+        extra_info["seen"]["texts"].append(solution_str)
+        return 1
+
+    assert NaiveRewardManager(TOKENIZER, compute_score)(data).metrics["reward/error_count"] == 0
+    assert shared == {"row": 0, "seen": {"texts": []}}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,30 @@ def test_none_nan_and_infinity_are_no_scores_and_are_counted():
     assert result.token_level_scores.sum(-1).tolist() == [1, 0, 0, 0]
     assert result.metrics == {"reward/abstain_count": 1, "reward/error_count": 0, "reward/non_finite_count": 2}
     assert result.extras["why"].tolist() == [None, None, None, "inf"]
+
+
+@pytest.mark.parametrize("huge", [1e300, -1e39, 10**400, np.float64(1e300)])
+def test_a_score_too_large_for_float32_is_no_score(huge):
+    result = score_by(returning(1.0, huge, 3.4e38, 0.0))
+    assert result.valid.tolist() == [True, False, True, True]
+    assert result.token_level_scores.isfinite().all()
+    assert result.metrics["reward/non_finite_count"] == 1
+
+
+def test_extras_are_pythons_own_values():
+    extras = {"text": np.str_("x"), "number": np.float32(0.5), "flag": np.bool_(True), "tensor": torch.tensor(3)}
+    result = score_by(returning({"score": 1, **extras, "list": [1]}), "a")
+    values = {name: values[0] for name, values in result.extras.items()}
+    assert values == {"text": "x", "number": 0.5, "flag": True, "tensor": 3, "list": [1]}
+    assert [type(value) for value in values.values()] == [str, float, bool, int, list]
+
+
+def test_a_function_that_ends_the_program_is_not_stopped():
+    def compute_score(**row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score_by(compute_score)
 
 
 def test_a_function_that_raises_costs_its_row_and_shows_the_first_traceback(caplog):
@@ -199,6 +232,21 @@ def test_asynchronous_functions_work_where_an_event_loop_runs_already():
     assert asyncio.run(caller()).metrics["reward/error_count"] == 1
 
 
+def test_what_an_asynchronous_function_keeps_works_in_the_next_batch():
+    kept = []
+
+    async def compute_score(**row):
+        # As the connections of an HTTP client: bound to the event loop of their first use.
+        if not kept:
+            kept.append(asyncio.Semaphore(1))
+        async with kept[0]:
+            await asyncio.sleep(0.001)
+        return 1
+
+    for _ in range(2):
+        assert score_by(compute_score).metrics["reward/error_count"] == 0
+
+
 def test_examples_are_printed_for_each_data_source_up_to_the_number(capsys):
     manager = NaiveRewardManager(TOKENIZER, returning(1, 1, 1), num_examine=2)
     manager(batch_of(["one", "[two]", "three"]))
@@ -251,6 +299,11 @@ async def later(data_source, solution_str, **rest):
 class Scorer:
     def __call__(self, data_source, solution_str, ground_truth, extra_info):
         return 4
+class Needs:
+    def __init__(self, threshold):
+        self.threshold = threshold
+    def __call__(self, **row):
+        return 1
 of_lambda = lambda **row: 5
 of_partial = functools.partial(compute_score, bonus=6)
 def make(n):
@@ -296,6 +349,7 @@ def test_reward_kwargs_are_bound(own):
         ("misnamed", {}, "data_source, solution_str, ground_truth and extra_info, but this one is"),
         ("compute_score", {"bonsu": 1}, "those of reward_kwargs, but this one is.*bonsu"),
         ("constant", {}, "this is int, not a function"),
+        ("Needs", {}, r"made without arguments, but its constructor is \(threshold\)"),
         ("absent", {}, "there is no 'absent' in it"),
     ],
 )

@@ -5,9 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Gemma2Config
 
 from burnish.config import ActorRolloutRefConfig, RolloutConfig
+from burnish.model.load import build_causal_lm
+from burnish.model.packing import pack
+from burnish.model.policy import PolicyModule
 from burnish.rollout import SamplingParams, build_rollout
+from burnish.rollout.native.engine import NativeRollout
+from burnish.rollout.native.scheduler import PromptGroup
 from tests.rollout.contract import assert_same_responses, make_requests, tiny_llama
 
 
@@ -45,3 +51,56 @@ def test_another_dtype_needs_a_copy() -> None:
     responses = rollout.generate(make_requests(), SAMPLING)
     assert all(len(r.token_ids) == 5 and all(value <= 0 for value in r.log_probs) for r in responses)
     assert policy.module.model.dtype == torch.float32
+
+
+def test_a_copy_has_the_buffers_of_the_trained_model_which_no_stream_brings() -> None:
+    policy = make_policy(shares_storage=False)
+    policy.module.model.model.rotary_emb.inv_freq.mul_(0.5)
+    rollout = build_rollout(policy, ActorRolloutRefConfig(rollout=RolloutConfig(name="native")), "cpu")
+    rollout.update_weights(policy.module.model.named_parameters(), version=1)
+    on_its_weights = build_rollout(
+        FakePolicy(policy.module, shares_storage=True), ActorRolloutRefConfig(rollout=RolloutConfig()), "cpu"
+    )
+    assert_same_responses(
+        rollout.generate(make_requests(), SAMPLING), on_its_weights.generate(make_requests(), SAMPLING)
+    )
+
+
+@pytest.mark.parametrize("trained", ["float32", "bfloat16"])
+def test_in_bfloat16_log_probs_are_those_of_a_training_forward_on_the_same_weights(trained: str) -> None:
+    config = Gemma2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        initializer_range=0.3,
+        final_logit_softcapping=20.0,
+        pad_token_id=0,
+    )
+    dtype = getattr(torch, trained)
+    model = build_causal_lm(config, dtype)
+    policy = FakePolicy(SimpleNamespace(model=model), shares_storage=True, dtype=dtype)
+    rollout = build_rollout(policy, ActorRolloutRefConfig(rollout=RolloutConfig(dtype="bfloat16")), "cpu")
+    assert rollout.shares_storage is (trained == "bfloat16")
+    rollout.update_weights(model.named_parameters(), version=1)
+    requests = make_requests(3, 2)
+    responses = rollout.generate(requests, SamplingParams(max_new_tokens=8, temperature=0.7))
+    reference = PolicyModule(build_causal_lm(config).bfloat16())
+    for request, response in zip(requests, responses, strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *response.token_ids]])
+        rows = pack(ids, torch.ones_like(ids).bool(), torch.ones(1, len(response.token_ids)).bool())
+        expected = reference(rows, temperature=0.7)["log_probs"][0]
+        # bf16 holds 8 bits: hidden states differ by rounding between decoding and a packed forward.
+        torch.testing.assert_close(torch.tensor(response.log_probs), expected.detach(), atol=0.25, rtol=0)
+
+
+def test_a_bfloat16_models_logits_are_not_rounded_to_bfloat16() -> None:
+    runner = NativeRollout(tiny_llama().bfloat16(), RolloutConfig(), shares_storage=True)._runner
+    runner.cache.begin(1, 8)
+    with runner.inference():
+        logits = runner.prefill([PromptGroup((3, 4, 5), [], [0])])
+        assert logits.dtype == torch.float32
+        assert runner.decode(torch.tensor([6]), torch.tensor([3]), 3).dtype == torch.float32

@@ -125,6 +125,18 @@ def test_tokens_without_probability_are_never_sampled() -> None:
     assert set(tokens.tolist()) == {1, 3}
 
 
+@pytest.mark.parametrize(("uniform", "expected"), [(0.0, 1), (1 - 2.0**-53, 3)])
+@pytest.mark.parametrize("largest", [0.0, 80.0])
+def test_the_ends_of_the_unit_interval_give_the_first_and_the_last_token_that_has_probability(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, expected: int, largest: float
+) -> None:
+    monkeypatch.setattr(sampler, "uniforms", lambda keys, _: torch.full(keys.shape, uniform, dtype=torch.float64))
+    logits = torch.tensor([float("-inf"), largest, 0.3, largest, float("-inf")])
+    for settings in ({}, {"top_k": 3}, {"top_p": 0.999999}):
+        tokens, _ = draw(SamplingParams(max_new_tokens=1, **settings), logits, 4)
+        assert tokens.tolist() == [expected] * 4
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_non_finite_row_has_a_non_finite_log_prob(bad: float) -> None:
     for temperature in (0.0, 1.0):

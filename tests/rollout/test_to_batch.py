@@ -1,5 +1,7 @@
 """Batches to requests and responses to batches: lengths decide every mask, padding ids none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,8 +49,8 @@ def test_rows_without_a_name_are_refused(key: str) -> None:
 
 def test_the_response_mask_is_the_true_length_without_an_eos_and_with_pad_equal_to_eos() -> None:
     responses = [
-        RolloutResponse("x", [5, 6, 7], [-1.0, -2.0, -3.0], "length", 4),
-        RolloutResponse("y", [8, 2, 5, 6, EOS], [-0.1, -0.2, -0.3, -0.4, -0.5], "stop", 5),
+        RolloutResponse("0:a:0", [5, 6, 7], [-1.0, -2.0, -3.0], "length", 4),
+        RolloutResponse("1:b:3", [8, 2, 5, 6, EOS], [-0.1, -0.2, -0.3, -0.4, -0.5], "stop", 5),
     ]
     batch = responses_to_dataproto(make_prompts(), responses, PAD)
     tensors = batch.batch
@@ -67,12 +69,42 @@ def test_the_response_mask_is_the_true_length_without_an_eos_and_with_pad_equal_
 
 
 def test_responses_without_a_token_still_make_a_batch() -> None:
-    responses = [RolloutResponse(name, [], [], "abort", 0) for name in "xy"]
+    responses = [RolloutResponse(r.request_id, [], [], "abort", 0) for r in requests_from_dataproto(make_prompts())]
     batch = responses_to_dataproto(make_prompts(), responses, PAD).batch
     assert batch["responses"].shape == (2, 1)
     assert not batch["response_mask"].any()
 
 
-def test_as_many_responses_as_rows_are_needed() -> None:
-    with pytest.raises(ValueError, match="1 responses were given for 2"):
-        responses_to_dataproto(make_prompts(), [RolloutResponse("x", [1], [0.0], "stop", 0)], PAD)
+def answers(prompts: DataProto) -> list[RolloutResponse]:
+    """Row i is answered with i + 1 times the token i + 3."""
+    requests = enumerate(requests_from_dataproto(prompts))
+    return [RolloutResponse(r.request_id, [i + 3] * (i + 1), [-1.0] * (i + 1), "stop", 0) for i, r in requests]
+
+
+def test_responses_that_are_not_those_of_the_rows_are_refused() -> None:
+    prompts = make_prompts()
+    with pytest.raises(RolloutError, match="1 responses to 2 requests"):
+        responses_to_dataproto(prompts, answers(prompts)[:1], PAD)
+    with pytest.raises(RolloutError, match="answered request '1:b:3' where the answer to '0:a:0' belongs"):
+        responses_to_dataproto(prompts, answers(prompts)[::-1], PAD)
+    first, second = answers(prompts)
+    shifted = [replace(first, log_probs=[-1.0] * 2), replace(second, log_probs=[-1.0])]  # As many as tokens in sum.
+    with pytest.raises(RolloutError, match="gave 1 tokens and 2 log-probs to request '0:a:0'"):
+        responses_to_dataproto(prompts, shifted, PAD)
+
+
+def test_parts_of_several_workers_join_to_what_one_worker_makes() -> None:
+    prompts = make_prompts()
+    whole = responses_to_dataproto(prompts, answers(prompts), PAD)
+    parts = []
+    for row, answer in enumerate(answers(prompts)):
+        own = prompts.select_idxs([row])
+        request = requests_from_dataproto(own)[0]
+        parts.append(responses_to_dataproto(own, [replace(answer, request_id=request.request_id)], PAD))
+    joined = DataProto.concat(parts)
+    assert joined.batch["responses"].tolist() == [[3, PAD], [4, 4]]
+    assert set(joined.batch.keys()) == set(whole.batch.keys())
+    for key in whole.batch.keys():  # noqa: SIM118
+        # Positions of padding have no meaning.
+        where = whole.batch["attention_mask"] if key == "position_ids" else torch.ones_like(whole.batch[key]).bool()
+        assert torch.equal(joined.batch[key][where], whole.batch[key][where]), key

@@ -68,6 +68,15 @@ def test_two_groups_that_meet_at_once_both_meet(started):
     assert [future.get() for future in futures] == [3.0] * 4
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere gloo chooses by the host's name")
+def test_ranks_meet_on_the_interface_of_their_nodes_address_whatever_the_hosts_name_resolves_to(started):
+    group = started["one"].spawn({"actor"})["actor"]
+    [future.get() for future in group.sum_of_ranks()]
+    for interface, expected in group.gloo_interface():
+        assert interface == expected
+        assert interface is not None
+
+
 def test_roles_in_one_process_share_its_process_group(started):
     roles = started["one"].spawn(ROLES)
     for role in ("actor", "critic"):

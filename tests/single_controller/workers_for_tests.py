@@ -17,6 +17,7 @@ from burnish.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
+from burnish.utils import env
 
 
 def numbers(num_rows: int) -> DataProto:
@@ -207,6 +208,11 @@ class Place(Worker):
         total = torch.tensor(float(self.rank + 1))
         dist.all_reduce(total)
         return total.item()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def gloo_interface(self) -> tuple[str | None, str | None]:
+        """The interface that gloo was told to use, and that of this node's address."""
+        return env.get("GLOO_SOCKET_IFNAME"), env.interface_towards(ray.util.get_node_ip_address())
 
 
 class OtherPlace(Place):

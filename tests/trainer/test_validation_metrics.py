@@ -49,3 +49,13 @@ def test_rows_without_a_score_are_counted_and_left_out():
     assert metrics["val-core/x/reward/mean@1"] == 1.0
     assert metrics["val-aux/x/num_invalid"] == 1.0
     assert metrics["val-aux/x/num_prompts"] == 2.0
+
+
+def test_the_name_of_a_metric_does_not_depend_on_which_rows_have_a_score():
+    rows = [
+        ("a", "x", 1.0, True, {}),
+        ("a", "x", 0.0, False, {}),
+        ("b", "x", 0.0, True, {}),
+        ("b", "x", 0.0, False, {}),
+    ]
+    assert validation_metrics(scored(rows))["val-core/x/reward/mean@2"] == 0.5

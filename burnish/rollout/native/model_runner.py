@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from burnish.model.attention import AttentionContext
+from burnish.model.head import head_logits, logit_transform
+from burnish.model.policy import backbone_of
 from burnish.rollout.native.cache import SlotCache
 from burnish.rollout.native.contexts import DecodeContext, PrefillContext
 from burnish.rollout.native.scheduler import Move, PromptGroup
@@ -19,6 +22,7 @@ class ModelRunner:
         self.model = model
         self.device = device
         self.cache = SlotCache()
+        self._transform = logit_transform(model.config)
 
     @contextmanager
     def inference(self) -> Iterator[None]:
@@ -39,7 +43,7 @@ class ModelRunner:
         """Fills the groups' slots with their prompts.
 
         Returns:
-            [groups, vocab], the logits after each prompt.
+            [groups, vocab], the logits after each prompt, in at least float32.
         """
         ids = [token for group in groups for token in group.prompt_ids]
         positions = [position for group in groups for position in range(len(group.prompt_ids))]
@@ -47,14 +51,10 @@ class ModelRunner:
             1 + max(slot for group in groups for slot in group.slots), max(len(group.prompt_ids) for group in groups)
         )
         context = PrefillContext(self.cache, groups, self.device)
-        output = self.model(
-            input_ids=torch.tensor([ids], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
-            attention_context=context,
-            use_cache=False,
-            logits_to_keep=context.last_tokens,
+        hidden = self._hidden_states(
+            torch.tensor([ids], device=self.device), torch.tensor([positions], device=self.device), context
         )
-        return output.logits[0]
+        return self._logits(hidden[0, context.last_tokens])
 
     def decode(self, tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Appends ``tokens[i]`` to slot i.
@@ -65,17 +65,28 @@ class ModelRunner:
             longest: the largest of ``lengths``.
 
         Returns:
-            [rows, vocab], the logits after the token.
+            [rows, vocab], the logits after the token, in at least float32.
         """
         self.cache.reserve(tokens.shape[0], longest + 1)
-        output = self.model(
-            input_ids=tokens[:, None],
-            position_ids=lengths[:, None],
-            attention_context=DecodeContext(self.cache, lengths, longest + 1),
-            use_cache=False,
-        )
-        return output.logits[:, 0]
+        context = DecodeContext(self.cache, lengths, longest + 1)
+        return self._logits(self._hidden_states(tokens[:, None], lengths[:, None], context)[:, 0])
 
     def move(self, moves: Sequence[Move], longest: int) -> None:
         """Sequences change their slots; none holds more than ``longest`` tokens."""
         self.cache.move(moves, longest)
+
+    def _hidden_states(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
+        """[rows, tokens, hidden] of ids and positions [rows, tokens]."""
+        output = backbone_of(self.model)(
+            input_ids=input_ids, position_ids=position_ids, attention_context=context, use_cache=False
+        )
+        return output[0]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] of states [rows, hidden], by the head that training uses.
+
+        The model's own head would round them to its dtype: in bf16 by up to 0.06 for a logit of 20, on every token that
+        is then compared with its log-prob in training.
+        """
+        head = self.model.get_output_embeddings()
+        return head_logits(hidden, head.weight, getattr(head, "bias", None), self._transform)  # type: ignore[arg-type, union-attr]

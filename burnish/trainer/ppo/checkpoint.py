@@ -35,23 +35,34 @@ class CheckpointManager:
         """A folder to write checkpoint ``step`` into; it gets its final name when the block ends without an error."""
         final = self.root / f"global_step_{step}"
         temporary = self.root / f"tmp_global_step_{step}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        # Also what a run that died while saving has left.
+        for left_over in self.root.glob("tmp_global_step_*"):
+            shutil.rmtree(left_over)
         temporary.mkdir(parents=True)
         yield str(temporary)
         if final.exists():
-            shutil.rmtree(final)
+            # Out of the way, not gone, until the new one has its name.
+            final.rename(self.root / f"tmp_global_step_{step}_old")
         temporary.rename(final)
+        shutil.rmtree(self.root / f"tmp_global_step_{step}_old", ignore_errors=True)
         tracker = self.root / f"{TRACKER}.tmp"
         tracker.write_text(str(step))
         os.replace(tracker, self.root / TRACKER)
-        self._prune()
+        self._prune(step)
 
     def write_state(self, folder: str, state: dict[str, Any]) -> None:
         """The trainer's own state: step, position in the data, KL coefficient."""
         (Path(folder) / STATE).write_text(json.dumps(state))
 
     def read_state(self, folder: str) -> dict[str, Any]:
-        return json.loads((Path(folder) / STATE).read_text())
+        file = Path(folder) / STATE
+        try:
+            state = json.loads(file.read_text())
+        except ValueError as error:
+            raise CheckpointError(
+                f"{file} cannot be read: {error}. Remove {folder} to resume from the one before."
+            ) from error
+        return state
 
     def find(self) -> str | None:
         """The checkpoint to resume from by ``trainer.resume_mode``, or None to start afresh.
@@ -72,14 +83,22 @@ class CheckpointManager:
             return str(path)
         complete = self._complete()
         if complete:
-            logger.info("Resuming from %s.", complete[-1])
-            return str(complete[-1])
+            # The one written last, which is not the highest number where the folder holds those of an older run too.
+            step = self._last_written()
+            newest = complete[step] if step in complete else complete[max(complete)]
+            logger.info("Resuming from %s.", newest)
+            return str(newest)
         if mode == "must":
             raise CheckpointError(f"trainer.resume_mode=must, but {self.root} holds no complete checkpoint.")
         return None
 
-    def _complete(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+    def _last_written(self) -> int | None:
+        tracker = self.root / TRACKER
+        text = tracker.read_text().strip() if tracker.is_file() else ""
+        return int(text) if text.isdigit() else None
+
+    def _complete(self) -> dict[int, Path]:
+        """Complete checkpoints by step."""
         found = {}
         for path in self.root.glob("global_step_*"):
             match = re.fullmatch(r"global_step_(\d+)", path.name)
@@ -87,10 +106,12 @@ class CheckpointManager:
                 found[int(match.group(1))] = path
             elif match:
                 logger.warning("Passing over %s: it is no complete checkpoint (%s is missing).", path, STATE)
-        return [found[step] for step in sorted(found)]
+        return found
 
-    def _prune(self) -> None:
+    def _prune(self, written: int) -> None:
+        """Keeps the newest up to step ``written``; higher numbers are of another run in this folder and not ours to delete."""
         keep = self.config.max_actor_ckpt_to_keep
         if keep:
-            for path in self._complete()[:-keep]:
-                shutil.rmtree(path)
+            complete = self._complete()
+            for step in sorted(step for step in complete if step <= written)[:-keep]:
+                shutil.rmtree(complete[step])

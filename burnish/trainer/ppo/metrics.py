@@ -25,13 +25,17 @@ def _summary(name: str, values: torch.Tensor) -> dict[str, float]:
     }
 
 
-def compute_data_metrics(batch: DataProto, use_critic: bool, max_response_length: int) -> dict[str, float]:
+def compute_data_metrics(
+    batch: DataProto, use_critic: bool, max_prompt_length: int, max_response_length: int
+) -> dict[str, float]:
     """Statistics of one step's batch: scores, rewards, advantages, returns, values, lengths.
 
-    Rows that count in no loss (``valid`` is False) are left out of all but the lengths.
+    Rows that count in no loss (``valid`` is False) are left out of all but the lengths. ``clip_ratio`` is the share of rows
+    as long as is allowed.
     """
     tensors = batch.tensors
     response_mask, valid, loss_mask = tensors["response_mask"], tensors["valid"], tensors["loss_mask"]
+    aborted = torch.tensor([reason == "abort" for reason in batch.non_tensor_batch["finish_reason"]])
     response_length = response_mask.sum(-1)
     prompt_length = tensors["attention_mask"].sum(-1) - tensors["attention_mask"][:, -response_mask.shape[1] :].sum(-1)
     metrics = {
@@ -40,13 +44,14 @@ def compute_data_metrics(batch: DataProto, use_critic: bool, max_response_length
         **_summary("critic/advantages", tensors["advantages"][loss_mask]),
         **_summary("critic/returns", tensors["returns"][loss_mask]),
         **_summary("response_length", response_length),
+        **_summary("response_length_non_aborted", response_length[~aborted]),
         **_summary("prompt_length", prompt_length),
+        "prompt_length/clip_ratio": (prompt_length >= max_prompt_length).float().mean().item(),
         "response_length/clip_ratio": (response_length >= max_response_length).float().mean().item(),
         "training/num_rows": float(len(batch)),
         "training/num_valid_rows": float(valid.sum()),
+        "response/aborted_ratio": aborted.float().mean().item(),
     }
-    finish_reason = batch.non_tensor_batch["finish_reason"]
-    metrics["response/aborted_ratio"] = sum(reason == "abort" for reason in finish_reason) / len(batch)
     if use_critic:
         values, returns = tensors["values"][loss_mask], tensors["returns"][loss_mask]
         metrics |= _summary("critic/values", values)

@@ -6,6 +6,7 @@ it, and hands it on; a variant of the algorithm overrides one stage and leaves `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,11 @@ from burnish.config import PPOTrainerConfig, to_dict, to_yaml
 from burnish.config.usage import mark_read
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
-from burnish.data import create_dataloader, create_rl_sampler
 from burnish.protocol import DataProto, object_array
 from burnish.reward import RewardManager
 from burnish.single_controller import WorkerGroup
 from burnish.trainer.ppo.checkpoint import CheckpointManager
+from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.generations import dump_generations, sample_of, show_generations
 from burnish.trainer.ppo.metrics import (
     compute_data_metrics,
@@ -26,15 +27,17 @@ from burnish.trainer.ppo.metrics import (
     compute_throughout_metrics,
     compute_timing_metrics,
 )
-from burnish.trainer.ppo.mini_batches import plan_mini_batches
 from burnish.trainer.ppo.roles import Role, need_critic, need_reference_policy
 from burnish.trainer.ppo.scoring import concat_scored, score_batch
 from burnish.trainer.ppo.spawn import spawn_workers
-from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, merge_ranks, stage
+from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, stage
+from burnish.trainer.ppo.updates import SkippedUpdates, update_in_passes
 from burnish.trainer.ppo.validation import validation_metrics
 from burnish.utils.errors import ConfigError, TrainingError
 from burnish.utils.timing import marked_timer
 from burnish.utils.tracking import Tracking
+
+logger = logging.getLogger("burnish.trainer")
 
 
 class RayPPOTrainer:
@@ -94,51 +97,29 @@ class RayPPOTrainer:
         self.use_reference_policy = need_reference_policy(config)
         self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
         self.global_steps = 0
+        self.epoch = 0
         self.current_stage = "start"
         self.metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
-        self.skipped_updates_in_a_row = 0
+        self.skipped_updates = SkippedUpdates(config.trainer.max_skipped_updates)
         # Any: a worker's methods become the group's when it is made.
         self.worker_groups: dict[Role, Any] = {}
         self.actor_rollout_wg: Any = None
         self.critic_wg: Any = None
-        self._create_dataloaders(collate_fn, train_sampler)
+        self.train_dataloader, self.val_dataloader = create_dataloaders(
+            config.data,
+            train_dataset,
+            val_dataset,
+            collate_fn=collate_fn,
+            train_sampler=train_sampler,
+            pad_token_id=self._pad_token_id,
+        )
+        epochs = config.trainer.total_epochs
+        self.total_training_steps = config.trainer.total_training_steps or len(self.train_dataloader) * epochs
         self.checkpoints = CheckpointManager(config.trainer)
         self.logger: Tracking | None = None
 
     # ------------------------------------------------------------------------------------------------ start
-
-    def _create_dataloaders(self, collate_fn: Callable | None, train_sampler: Any) -> None:
-        data, trainer = self.config.data, self.config.trainer
-        common: dict[str, Any] = {
-            "num_workers": data.dataloader_num_workers,
-            "seed": data.seed,
-            "pad_token_id": self._pad_token_id,
-        }
-        self.train_dataloader = create_dataloader(
-            self.train_dataset,
-            batch_size=data.train_batch_size,
-            shuffle=data.shuffle,
-            drop_last=True,
-            collate_fn=collate_fn,
-            sampler=train_sampler or create_rl_sampler(data, self.train_dataset),
-            **common,
-        )
-        self.val_dataloader = None
-        if self.val_dataset is not None:
-            self.val_dataloader = create_dataloader(
-                self.val_dataset,
-                batch_size=data.val_batch_size or len(self.val_dataset),
-                shuffle=data.validation_shuffle,
-                drop_last=False,
-                collate_fn=collate_fn,
-                **common,
-            )
-        self.total_training_steps = trainer.total_training_steps or len(self.train_dataloader) * trainer.total_epochs
-        # Schedules with a decay need to know where they end.
-        for optim in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim if self.use_critic else None):
-            if optim is not None and optim.total_training_steps <= 0:
-                optim.total_training_steps = self.total_training_steps
 
     @property
     def _pad_token_id(self) -> int:
@@ -152,7 +133,9 @@ class RayPPOTrainer:
             self.resource_pool_manager,
             self.ray_worker_group_cls,
             device=self.device_name,
+            total_training_steps=self.total_training_steps,
             pad_token_id=self._pad_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
         )
         actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.worker_groups else Role.ActorRollout
         self.actor_rollout_wg = self.worker_groups[actor_role]
@@ -190,8 +173,8 @@ class RayPPOTrainer:
                 self._update_critic(batch)
                 self._update_actor(batch)
                 self._update_weights()
-                self._validate()
-                self._save_checkpoint()
+            self._validate()
+            self._save_checkpoint()
             self._log(batch)
         self._gather_config_reads()
 
@@ -212,7 +195,7 @@ class RayPPOTrainer:
             config=to_dict(self.config),
         )
         (self.checkpoints.root / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
-        if trainer.val_before_train and self.val_dataloader is not None:
+        if (trainer.val_before_train or trainer.val_only) and self.val_dataloader is not None:
             self._run_validation()
             self.logger.log(self.metrics, step=self.global_steps)
             self._call_back({})
@@ -221,20 +204,29 @@ class RayPPOTrainer:
         """Batches of prompts, epoch after epoch, one a step, until the last step."""
         if self.config.trainer.val_only:
             return
-        while self.global_steps < self.total_training_steps:
+        if self.is_last_step:
+            logger.warning(
+                "Nothing to train: the checkpoint is of step %d, and the run ends at step %d (trainer.total_training_steps).",
+                self.global_steps,
+                self.total_training_steps,
+            )
+        empty_epochs = 0
+        while not self.is_last_step:
+            before = self.global_steps
             for batch_dict in self.train_dataloader:
                 self.global_steps += 1
                 yield batch_dict
-                if self.global_steps >= self.total_training_steps:
+                if self.is_last_step:
                     return
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the current step, from 0."""
-        return max(self.global_steps - 1, 0) // len(self.train_dataloader)
+            # What is left of the epoch of a checkpoint may be nothing; a sampler that never gives a row would go on for ever.
+            empty_epochs = empty_epochs + 1 if self.global_steps == before else 0
+            if empty_epochs > 1:
+                raise TrainingError(f"Epoch {self.epoch}: the data loader gave no batch, and none in the epoch before.")
+            self.epoch += 1
 
     @property
     def is_last_step(self) -> bool:
+        """Whether the current step ends the run."""
         return self.global_steps >= self.total_training_steps
 
     @contextmanager
@@ -336,48 +328,31 @@ class RayPPOTrainer:
     @stage("update_critic", when="use_critic")
     def _update_critic(self, batch: DataProto) -> None:
         """Fits the values to the returns."""
-        self._update(self.critic_wg.update_critic, self.critic_wg, batch, self.config.critic)
+        self._update("critic", self.critic_wg, self.critic_wg.update_critic, batch, self.config.critic)
 
     @stage("update_actor", when="critic_is_warm")
     def _update_actor(self, batch: DataProto) -> None:
         """Improves the policy."""
         actor = self.config.actor_rollout_ref.actor
-        self._update(self.actor_rollout_wg.update_actor, self.actor_rollout_wg, batch, actor)
+        self._update("actor", self.actor_rollout_wg, self.actor_rollout_wg.update_actor, batch, actor)
 
     @property
     def critic_is_warm(self) -> bool:
         """The first ``trainer.critic_warmup`` steps train the critic alone."""
         return self.global_steps > self.config.trainer.critic_warmup
 
-    def _update(self, update: Callable, worker_group: WorkerGroup, batch: DataProto, config: Any) -> None:
-        """``ppo_epochs`` passes over the batch, each in mini-batches formed over all ranks."""
-        per_epoch = []
-        for ppo_epoch in range(config.ppo_epochs):
-            seed = (config.data_loader_seed * 1_000_003 + self.global_steps) * 1_009 + ppo_epoch
-            planned = plan_mini_batches(
-                batch,
-                num_prompts=config.ppo_mini_batch_size,
-                dp_size=worker_group.world_size,
-                shuffle_seed=seed if config.shuffle else None,
-                balance=self.config.trainer.balance_batch,
-            )
-            planned.meta_info["global_steps"] = self.global_steps
-            per_epoch.append(merge_ranks(update(planned)))
-        metrics = {key: sum(m[key] for m in per_epoch) / len(per_epoch) for key in per_epoch[0]}
+    def _update(self, name: str, group: WorkerGroup, update: Callable, batch: DataProto, config: Any) -> None:
+        metrics, num_updates = update_in_passes(
+            update,
+            batch,
+            config,
+            dp_size=group.world_size,
+            balance=self.config.trainer.balance_batch,
+            step=self.global_steps,
+            max_response_length=self.config.data.max_response_length,
+        )
         self.metrics |= metrics
-        self._watch_skipped_updates(metrics)
-
-    def _watch_skipped_updates(self, metrics: dict[str, float]) -> None:
-        """A non-finite gradient skips its update; too many in a row end the run before weights or time are lost."""
-        skipped = sum(value for key, value in metrics.items() if key.endswith("/skipped_updates"))
-        self.skipped_updates_in_a_row = self.skipped_updates_in_a_row + 1 if skipped else 0
-        limit = self.config.trainer.max_skipped_updates
-        if self.skipped_updates_in_a_row > limit:
-            raise TrainingError(
-                f"Step {self.global_steps}: the gradient was not finite in {self.skipped_updates_in_a_row} steps in a row "
-                f"(trainer.max_skipped_updates={limit}), so nothing is learned any more. The last checkpoint is unharmed; "
-                "look at actor/grad_norm and the rewards, lower the learning rate, or set a gradient clip."
-            )
+        self.skipped_updates.watch(name, metrics, num_updates, self.global_steps)
 
     @stage("update_weights")
     def _update_weights(self) -> None:
@@ -427,6 +402,7 @@ class RayPPOTrainer:
                 folder,
                 {
                     "global_steps": self.global_steps,
+                    "epoch": self.epoch,
                     "dataloader": self.train_dataloader.state_dict(),
                     "kl_coef": self.kl_ctrl_in_reward.value,
                 },
@@ -437,7 +413,7 @@ class RayPPOTrainer:
         if folder is None:
             return
         state = self.checkpoints.read_state(folder)
-        self.global_steps = state["global_steps"]
+        self.global_steps, self.epoch = state["global_steps"], state["epoch"]
         self.train_dataloader.load_state_dict(state["dataloader"])
         self.kl_ctrl_in_reward.value = state["kl_coef"]
         self.actor_rollout_wg.load_checkpoint(f"{folder}/actor")
@@ -447,7 +423,9 @@ class RayPPOTrainer:
 
     def _log(self, batch: DataProto) -> None:
         """All metrics of the step, to every logger and callback."""
-        self.metrics |= compute_data_metrics(batch, self.use_critic, self.config.data.max_response_length)
+        self.metrics |= compute_data_metrics(
+            batch, self.use_critic, self.config.data.max_prompt_length, self.config.data.max_response_length
+        )
         self.metrics |= compute_timing_metrics(batch, self.timing_raw)
         self.metrics |= compute_throughout_metrics(
             batch, self.timing_raw, n_gpus=self.resource_pool_manager.get_n_gpus()

@@ -15,7 +15,9 @@ def spawn_workers(
     worker_group_cls: Callable[..., WorkerGroup] | None,
     *,
     device: str,
+    total_training_steps: int,
     pad_token_id: int,
+    eos_token_id: int | None,
 ) -> dict[Role, Any]:
     """The worker group of every role; no model is loaded yet.
 
@@ -27,11 +29,14 @@ def spawn_workers(
     pools: dict[Any, dict[Role, RayClassWithInitArgs]] = {}
     for role, worker_cls in role_worker_mapping.items():
         pool = resource_pool_manager.get_resource_pool(role)
-        common = {"device": device, "pad_token_id": pad_token_id}
+        common = {"device": device, "total_training_steps": total_training_steps}
         if role is Role.Critic:
             with_args = RayClassWithInitArgs(worker_cls, config=config.critic, **common)
         else:
-            with_args = RayClassWithInitArgs(worker_cls, config=config.actor_rollout_ref, role=str(role), **common)
+            tokens = {"pad_token_id": pad_token_id, "eos_token_id": eos_token_id}
+            with_args = RayClassWithInitArgs(
+                worker_cls, config=config.actor_rollout_ref, role=str(role), **common, **tokens
+            )
         pools.setdefault(pool, {})[role] = with_args
     make_group = worker_group_cls or _ray_worker_group_cls()
     groups: dict[Role, Any] = {}

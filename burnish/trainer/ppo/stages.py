@@ -45,15 +45,3 @@ def stage(name: str, when: str | None = None) -> Callable:
         return timed
 
     return decorator
-
-
-def merge_ranks(per_rank: list[dict[str, float]]) -> dict[str, float]:
-    """An update's metrics from what the ranks returned.
-
-    The engine has summed them over the ranks already; memory and utilisation are each rank's own, and the largest counts.
-    """
-    merged = dict(per_rank[0])
-    for key in merged:
-        if key.startswith("perf/"):
-            merged[key] = max(metrics[key] for metrics in per_rank)
-    return merged

@@ -4,7 +4,7 @@ The core variable is ``acc`` where the reward function returns it, else ``reward
 returns go to ``val-aux/``.  Every prompt counts once: the mean over its n samples first, then over the prompts.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,23 +32,25 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     for source in dict.fromkeys(sources):
         rows = np.flatnonzero([s == source for s in sources])
         scored = rows[valid[rows]]
+        # Of all rows: a row without a score must not give the metric another name.
+        n = max(Counter(others["uid"][rows]).values())
         metrics[f"val-aux/{source}/num_prompts"] = float(len(set(others["uid"][rows])))
         metrics[f"val-aux/{source}/num_invalid"] = float(len(rows) - len(scored))
         if len(scored) == 0:
             continue
         for name, values in variables.items():
             section = "val-core" if name == core else "val-aux"
-            mean, n = _mean_over_prompts(values[scored], others["uid"][scored])
+            mean = _mean_over_prompts(values[scored], others["uid"][scored])
             metrics[f"{section}/{source}/{name}/mean@{n}"] = mean
     return metrics
 
 
-def _mean_over_prompts(values: np.ndarray, uids: Sequence[str]) -> tuple[float, int]:
-    """(mean over prompts of the mean over samples, the largest number of samples of a prompt)."""
+def _mean_over_prompts(values: np.ndarray, uids: Sequence[str]) -> float:
+    """Mean over prompts of the mean over samples; NaN where there is no number."""
     groups: dict[str, list[float]] = defaultdict(list)
     for value, uid in zip(values, uids, strict=True):
         if np.isfinite(value):
             groups[uid].append(float(value))
     if not groups:
-        return float("nan"), 0
-    return float(np.mean([np.mean(group) for group in groups.values()])), max(len(group) for group in groups.values())
+        return float("nan")
+    return float(np.mean([np.mean(group) for group in groups.values()]))

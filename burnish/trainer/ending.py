@@ -1,0 +1,112 @@
+"""How a command ends: as a sentence and an exit status, whether it finished, failed or was stopped.
+
+| status | the command |
+|---|---|
+| 0 | finished |
+| 1 | failed while it ran |
+| 2 | was asked for something that cannot be: a key, a value, a file, a model, or more than the machine has |
+| 130 | was ended by Ctrl-C (SIGINT) |
+| 143 | was ended by SIGTERM, as a job scheduler sends it |
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from burnish.utils.console import error_console
+from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
+
+logger = logging.getLogger("burnish.trainer")
+
+_WRONG_REQUEST = (ConfigError, DataError, ModelError, ResourceError)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does."""
+
+
+def stop_status(stop: KeyboardInterrupt) -> int:
+    """The exit status of a command that ``stop`` ended: 128 + the signal's number."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """Runs a command; what ends it early is said in a sentence on standard error."""
+    _log_to_stderr()
+    try:
+        with _sigterm_raises():
+            return command()
+    except KeyboardInterrupt as stop:
+        error_console.print("Stopped before training began.")
+        return stop_status(stop)
+    except BurnishError as error:
+        return _answer(error)
+
+
+def _answer(error: BurnishError) -> int:
+    chain = list(_causes(error))
+    for cause in chain:
+        if isinstance(cause, _WRONG_REQUEST):
+            # In whatever process and stage it was found: what has to be mended is the request.
+            _say(cause)
+            return 2
+    if any(not isinstance(cause, BurnishError) for cause in chain):
+        # Not an error that burnish foresaw: whoever mends it needs to see where it came from.
+        logger.error("The run failed:", exc_info=error)
+    _say(error)
+    return 1
+
+
+def _say(error: BaseException) -> None:
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == BurnishError.__module__)
+    error_console.print(f"{kind.__name__}: {error}", soft_wrap=True)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what each was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _log_to_stderr() -> None:
+    """Sentences of burnish's own loggers; other packages keep their own ways."""
+    burnish_logger = logging.getLogger("burnish")
+    if burnish_logger.level == logging.NOTSET:
+        burnish_logger.setLevel(logging.INFO)
+    if not burnish_logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        burnish_logger.addHandler(handler)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
+def keeps_sigterm() -> Iterator[None]:
+    """Undoes what the block does to the handling of SIGTERM, where this module handles it (Ray brings its own)."""
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    yield
+    if handler is _terminate and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
