@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -59,6 +60,9 @@ def version() -> None:
 
 def main() -> None:
     """Entry point."""
+    # As under `python -m`, so that plug-ins of the working folder are found by package.module:attribute.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     app()
 
 

@@ -1,5 +1,6 @@
 """Checks of what the configuration names on this machine's disk, before anything heavy starts."""
 
+import json
 import os
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def _check_model(config: PPOTrainerConfig, key: str) -> None:
     if Path(path).is_dir():
         if not (Path(path) / "config.json").is_file():
             raise ConfigError(f"{shown(config, key)}: the folder has no config.json, so it is no Hugging Face model.")
+        _check_length(config, key, Path(path) / "config.json")
         return
     if Path(path).is_file():
         raise ConfigError(f"{shown(config, key)}: this is a file. Name its folder, {Path(path).parent}.")
@@ -51,6 +53,28 @@ def _check_model(config: PPOTrainerConfig, key: str) -> None:
     if not is_hub_name and "://" not in path:
         raise ConfigError(
             f"{shown(config, key)}: there is no such folder{_where(path)}, and it is no hub name (org/model)."
+        )
+
+
+def _check_length(config: PPOTrainerConfig, key: str, config_file: Path) -> None:
+    """The longest sample has no more tokens than the model has positions."""
+    try:
+        model = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{shown(config, key)}: its config.json cannot be read ({error}).") from error
+    if not isinstance(model, dict):
+        raise ConfigError(
+            f"{shown(config, key)}: its config.json holds no JSON object, so it is no Hugging Face model."
+        )
+    model = model.get("text_config") or model
+    positions = model.get("max_position_embeddings") or model.get("n_positions")
+    rollout = config.actor_rollout_ref.rollout
+    longest = rollout.prompt_length + rollout.response_length
+    if isinstance(positions, int) and longest > positions:
+        raise ConfigError(
+            f"{shown(config, 'data.max_prompt_length')} and {shown(config, 'data.max_response_length')}: a sample may have "
+            f"{rollout.prompt_length} + {rollout.response_length} = {longest} tokens, and the model at {key} has "
+            f"{positions} positions (max_position_embeddings in its config.json). Shorten one by {longest - positions}."
         )
 
 

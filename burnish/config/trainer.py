@@ -44,8 +44,8 @@ class TrainerConfig(Section):
     stage_timeout: float | None = key(None, gt=0)
     """Seconds after which a stage that does not end is an error naming the silent workers; null: wait for ever."""
     max_skipped_updates: int = key(3, ge=0)
-    """Updates in a row that may be skipped for non-finite gradients before the run stops."""
-    logger: list[str] = key(["console", "file"], choices=LOGGERS, planned=PLANNED_LOGGERS)
+    """Steps in a row in which every update may be skipped for non-finite gradients; one more ends the run."""
+    logger: list[str] = key(["console", "file"], choices=LOGGERS, planned=PLANNED_LOGGERS, plug_in=True)
     """Where metrics go; `file` is metrics.jsonl in the run's folder."""
     log_val_generations: int = key(0, ge=0)
     """Validation samples that are logged each time."""

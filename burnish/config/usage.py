@@ -5,8 +5,10 @@ difference. Reads by this package and by `dataclasses` (copies, comparisons) do 
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from burnish.config import rules
@@ -48,12 +50,20 @@ def unread(config: PPOTrainerConfig) -> list[str]:
 
     Keys that were said to have no effect, and those of a critic that does not exist, are left out: that was told.
     """
+    # What a recipe of ours sets and this run has no use for is nobody's mistake.
+    recipes = {key for key, shown in config.set_keys.items() if _is_in_shipped_recipe(shown)}
     told = {key for key in config.set_keys if rules.lookup(key, rules.NO_EFFECT) is not None}
     if not config.critic.enable:
         told |= {key for key in config.set_keys if key.startswith("critic.")}
     # What is followed is read through the keys that follow it.
     through = {leaf.follows for leaf in leaves().values() if leaf.path in _reads}
-    return sorted(set(config.set_keys) - told - _reads - through)
+    return sorted(set(config.set_keys) - recipes - told - _reads - through)
+
+
+def _is_in_shipped_recipe(shown: str) -> bool:
+    """Whether a setting, as `Setting.shown` puts it, comes from a file of `burnish/config/recipes`."""
+    found = re.search(r" \(in ([\w-]+\.yaml)\)$", shown)
+    return found is not None and (Path(__file__).parent / "recipes" / found.group(1)).is_file()
 
 
 def _tracked(cls: type[Section], prefix: str) -> type[Section]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from burnish.protocol import object_array
 from burnish.utils.errors import DataError
 
 # Made here, of the prompt ids and the index; a dataset class that pads its prompts itself has some of them too.
@@ -53,14 +54,6 @@ def _unique(names: Sequence[str]) -> list[str]:
         unique.append(f"{name}#{counts[name]}" if counts[name] else name)
         counts[name] += 1
     return unique
-
-
-def object_array(values: Sequence[Any]) -> np.ndarray:
-    """An object array [len(values)], also of lists of one length (NumPy alone would make a matrix of them)."""
-    array = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
 
 
 def _prompt_ids(row: dict[str, Any]) -> torch.Tensor:

@@ -204,7 +204,7 @@ Layout = Replicated | Sharded
 
 
 def named_weights(layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face name and whole tensor, in the compute dtype, of every parameter; a tied pair comes once.
+    """Hugging Face name and whole tensor, in the compute dtype, of every parameter and stored buffer; a tied pair comes once.
 
     Replicated: the compute weights themselves, not copies. Sharded: one gathered parameter at a time; all ranks call.
     """
@@ -213,6 +213,14 @@ def named_weights(layout: Layout) -> Iterator[tuple[str, Tensor]]:
         if isinstance(tensor, DTensor):
             tensor = cast(DTensor, tensor.to(layout.dtype)).full_tensor()
         yield name.removeprefix("model."), tensor
+    for name, buffer in _persistent_buffers(layout.module):
+        yield name.removeprefix("model."), buffer
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that belong to a model's weights, as the selection biases of some mixtures of experts; whole on every rank."""
+    stored = module.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in module.named_buffers() if name in stored)
 
 
 def copy_into_parameters(layout: Layout, source: nn.Module) -> None:
@@ -226,6 +234,9 @@ def copy_into_parameters(layout: Layout, source: nn.Module) -> None:
                 masters[name].copy_(layout.scatter(name, whole))
             else:
                 _local(parameter).copy_(_part_of(whole, parameter))
+        buffers = dict(source.named_buffers())
+        for name, buffer in _persistent_buffers(layout.module):
+            buffer.copy_(buffers[name])
     layout.publish_masters()
 
 

@@ -1,11 +1,13 @@
 """Hugging Face causal LMs with our attention: from a folder, or random from a configuration."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -20,6 +22,8 @@ from transformers.utils.logging import disable_progress_bar, get_verbosity, set_
 from burnish.model.attention import ATTENTION_NAME, PackedContext
 from burnish.model.head import head_logits, logit_transform
 from burnish.utils.errors import ModelError
+
+logger = logging.getLogger("burnish.model")
 
 # burnish has its own console; transformers' bars would tear its live view.
 disable_progress_bar()
@@ -144,13 +148,25 @@ def _load(
                 attn_implementation=ATTENTION_NAME if attn else None,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"No {type(config).__name__} model can be loaded from {path!r}: {error}") from error
+    except IndexError as error:
+        # The padding id is looked up in the embedding while that is made.
+        raise ModelError(
+            f"The config.json at {path!r} does not fit its own ids (vocab_size too small?): {error}"
+        ) from error
     # transformers would start missing weights at random and go on.
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
             f"The weights at {path!r} lack {len(missing)} tensors of {type(model).__name__}: {missing[:5]}."
+        )
+    unexpected = sorted(report["unexpected_keys"])
+    if unexpected and auto_class is not AutoModel:
+        logger.warning(
+            "The weights at %s hold %d tensors that %s has no place for, and that are left out: %s. Is its config.json "
+            "that of another model?",
+            *(path, len(unexpected), type(model).__name__, unexpected[:5]),
         )
     _mend_generation_config(model)
     return _prepare(model, attn)

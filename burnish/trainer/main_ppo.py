@@ -26,6 +26,8 @@ from burnish.utils.errors import CheckpointError, ConfigError, DataError, Resour
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
 
+logger = logging.getLogger("burnish.trainer")
+
 
 @dataclass(kw_only=True)
 class Parts:
@@ -137,12 +139,17 @@ class TaskRunner:
 
         return ResourcePoolManager(resource_pool_spec=spec, mapping=self.mapping, use_gpu=trainer.device == "cuda")
 
+    def trainer_class(self) -> type[RayPPOTrainer]:
+        """The trainer; a subclass returns its own, with the stages that it overrides."""
+        from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+
+        return RayPPOTrainer
+
     def build_trainer(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
         """Data, reward and roles -> a trainer whose workers are not started yet."""
         from burnish.data import create_rl_dataset
-        from burnish.render import load_tokenizer
+        from burnish.render import check_template, load_tokenizer
         from burnish.reward import check_data_sources, load_reward_manager
-        from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
 
         model = config.actor_rollout_ref.model
         tokenizer = load_tokenizer(
@@ -150,6 +157,8 @@ class TaskRunner:
             trust_remote_code=model.trust_remote_code,
             chat_template=model.custom_chat_template,
         )
+        for problem in check_template(tokenizer, config.data.apply_chat_template_kwargs).problems:
+            logger.warning("The chat template of %s: %s", model.tokenizer_path or model.path, problem)
         train_dataset: Any = create_rl_dataset(config.data, tokenizer, split="train", rows=parts.train_rows)
         val_dataset: Any = create_rl_dataset(config.data, tokenizer, split="val", rows=parts.val_rows)
         reward_fn = load_reward_manager(config.reward, tokenizer, compute_score=parts.reward_fn)
@@ -164,7 +173,7 @@ class TaskRunner:
         self.add_actor_rollout_worker(config)
         self.add_ref_policy_worker(config)
         self.add_critic_worker(config)
-        return RayPPOTrainer(
+        return self.trainer_class()(
             config=config,
             tokenizer=tokenizer,
             role_worker_mapping=self.role_worker_mapping,
@@ -185,11 +194,13 @@ class TaskRunner:
         """
         from burnish.rollout import get_rollout_cls
         from burnish.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+        from burnish.utils.tracking import check_loggers
 
         config = trainer.config
         get_adv_estimator_fn(config.algorithm.adv_estimator)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
+        check_loggers(config.trainer.logger)
         if config.trainer.resume_mode in ("must", "resume_path"):
             try:
                 trainer.checkpoints.find()

@@ -52,40 +52,6 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
     return [sorted(indices) for _, _, indices in heap[0][2]]
 
 
-def first_fit_decreasing(lengths: Sequence[int], bound: int) -> list[list[int]]:
-    """Packs the sequences into few bins, none of which holds more than ``bound``.
-
-    Longest first, each into the first bin with room (at most 11/9 of the fewest bins possible, plus 1).
-
-    Args:
-        lengths: length of each sequence, in tokens.
-        bound: the most tokens of a bin; never exceeded.
-
-    Returns:
-        Indices of each bin in ascending order.
-
-    Raises:
-        BatchError: a sequence is longer than ``bound``.
-    """
-    _check_lengths(lengths)
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = int(lengths[index])
-        if length > bound:
-            raise BatchError(
-                f"Sequence {index} has {length} tokens, more than the bound of {bound} for all that go together."
-            )
-        slot = next((number for number, free in enumerate(room) if free >= length), None)
-        if slot is None:
-            slot = len(bins)
-            bins.append([])
-            room.append(bound)
-        bins[slot].append(index)
-        room[slot] -= length
-    return [sorted(indices) for indices in bins]
-
-
 def _largest_first(part: _Part) -> tuple:
     return -part[0], -part[1], part[2]
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +19,8 @@ from burnish.utils.registry import Registry
 
 METRICS_FILE = "metrics.jsonl"
 
+logger = logging.getLogger("burnish.tracking")
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -26,6 +30,7 @@ class RunInfo:
     experiment_name: str
     run_dir: Path
     config: Any = None
+    resumed_step: int = 0
 
     def plain_config(self) -> dict[str, Any]:
         """The configuration as plain dicts; a dataclass is read only if a logger asks for it."""
@@ -44,6 +49,9 @@ class Logger(Protocol):
         """Writes out what is left and closes."""
 
 
+# Packages of the loggers that not every installation has: module to import, name to install.
+_PACKAGES = {"tensorboard": ("torch.utils.tensorboard", "tensorboard"), "wandb": ("wandb", "wandb")}
+
 LOGGERS: Registry[Callable[[RunInfo], Logger]] = Registry("logger", "trainer.logger")
 
 
@@ -56,6 +64,7 @@ class Tracking:
         backends: names of loggers, or ``package.module:attribute`` of a callable ``RunInfo -> Logger``.
         run_dir: folder of the run, made if missing.
         config: the configuration, a mapping or a dataclass, for loggers that show it.
+        resumed_step: the step that the run goes on from; 0: it starts afresh, and an older log in the folder is set aside.
 
     Raises:
         ConfigError: no such logger, or its package is not installed; nothing is left open then.
@@ -68,10 +77,11 @@ class Tracking:
         backends: Sequence[str] | str,
         run_dir: str | os.PathLike,
         config: Any = None,
+        resumed_step: int = 0,
     ) -> None:
         names = [backends] if isinstance(backends, str) else list(dict.fromkeys(backends))
         makers = [LOGGERS.get(name) for name in names]
-        info = RunInfo(project_name, experiment_name, Path(run_dir), config)
+        info = RunInfo(project_name, experiment_name, Path(run_dir), config, resumed_step)
         info.run_dir.mkdir(parents=True, exist_ok=True)
         self.loggers: list[Logger] = []
         with ExitStack() as stack:
@@ -148,6 +158,7 @@ class FileLogger:
     def __init__(self, info: RunInfo) -> None:
         path = info.run_dir / METRICS_FILE
         _drop_partial_line(path)
+        _set_aside_later_lines(path, info.resumed_step)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, data: Mapping[str, float], step: int) -> None:
@@ -168,12 +179,29 @@ def _drop_partial_line(path: Path) -> None:
     os.truncate(path, content.rfind(b"\n") + 1)
 
 
+def _set_aside_later_lines(path: Path, resumed_step: int) -> None:
+    """Moves lines of steps that are run again, and all lines before a run from the start, to ``metrics.N.jsonl``."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if resumed_step and json.loads(line).get("step", 0) <= resumed_step]
+    if len(kept) == len(lines):
+        return
+    number = next(n for n in itertools.count(1) if not (path.parent / f"metrics.{n}.jsonl").exists())
+    path.rename(path.parent / f"metrics.{number}.jsonl")
+    path.write_text("".join(kept), encoding="utf-8")
+    logger.warning(
+        "%s held %d lines of an earlier run beyond step %d: they are in metrics.%d.jsonl now.",
+        *(path, len(lines) - len(kept), resumed_step, number),
+    )
+
+
 @LOGGERS.register("tensorboard")
 class TensorboardLogger:
     """Event files in ``tensorboard/`` of the run's folder."""
 
     def __init__(self, info: RunInfo) -> None:
-        module = _optional("torch.utils.tensorboard", "tensorboard")
+        module = _optional(*_PACKAGES["tensorboard"])
         self._writer = module.SummaryWriter(str(info.run_dir / "tensorboard"))
         self._writer.add_text("config", f"```json\n{json.dumps(info.plain_config(), indent=2, default=str)}\n```")
 
@@ -193,7 +221,7 @@ class WandbLogger:
     """A run on wandb; ``wandb_id`` in the run's folder makes a resumed run continue the same one."""
 
     def __init__(self, info: RunInfo) -> None:
-        module = _optional("wandb", "wandb")
+        module = _optional(*_PACKAGES["wandb"])
         id_file = info.run_dir / "wandb_id"
         known = id_file.read_text().strip() if id_file.exists() else None
         self._run = module.init(
@@ -213,6 +241,18 @@ class WandbLogger:
     def finish(self) -> None:
         """Waits until everything is sent."""
         self._run.finish()
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Every logger is known, and the package that it needs is there.
+
+    Raises:
+        ConfigError: one is not; the message has the choices, or the command that installs it.
+    """
+    for name in names:
+        LOGGERS.get(name)
+        if name in _PACKAGES:
+            _optional(*_PACKAGES[name])
 
 
 def _optional(module: str, package: str) -> ModuleType:

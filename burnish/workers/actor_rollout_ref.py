@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from burnish.config import ActorRolloutRefConfig, RolloutConfig
+from burnish.config import ActorRolloutRefConfig
 from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.model.load import eos_token_ids
@@ -19,11 +19,6 @@ from burnish.rollout import SamplingParams, build_rollout, requests_from_datapro
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
-
-
-def policy_temperature(config: RolloutConfig) -> float:
-    """Temperature of the policy that is trained: log-probs and entropy are those of softmax(logits / T), T = 1 for greedy."""
-    return config.temperature if config.do_sample and config.temperature > 0 else 1.0
 
 
 class ActorRolloutRefWorker(Worker):
@@ -119,6 +114,11 @@ class ActorRolloutRefWorker(Worker):
             eos_token_ids=self.eos_token_ids,
         )
 
+    @property
+    def _temperature(self) -> float:
+        """Temperature of the policy that is trained: it is the one that the training responses are sampled from."""
+        return self._sampling_params(validate=False).policy_temperature
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` [batch, response]: the actor's log-probs of the responses."""
@@ -134,8 +134,7 @@ class ActorRolloutRefWorker(Worker):
 
     def _log_probs(self, engine: FSDPEngine, data: DataProto, batching: dict[str, int | None]) -> torch.Tensor:
         """On the CPU, as everything that goes to the driver."""
-        temperature = policy_temperature(self.config.rollout)
-        outputs = engine.infer_batch(data, temperature=temperature, outputs=("log_probs",), **batching)
+        outputs = engine.infer_batch(data, temperature=self._temperature, outputs=("log_probs",), **batching)
         return outputs["log_probs"].cpu()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
@@ -149,7 +148,7 @@ class ActorRolloutRefWorker(Worker):
             make_policy_loss(actor),
             name="actor",
             outputs=("log_probs", "entropy"),
-            temperature=policy_temperature(self.config.rollout),
+            temperature=self._temperature,
             loss_scale_factor=actor.loss_scale_factor or data.meta_info["max_response_length"],
             batching=update_kwargs(actor),
         )

@@ -58,3 +58,9 @@ def test_a_tracked_config_is_the_same_config():
     assert tracked.trainer.device == "cpu"
     with pytest.raises(AttributeError):
         tracked.trainer.devise = "cpu"
+
+
+def test_what_only_a_shipped_recipe_sets_is_not_held_against_the_user():
+    config = track(load_config(["recipe=demo", "data.train_files=x.jsonl", "trainer.balance_batch=false"]))
+    assert "trainer.test_freq" in config.set_keys
+    assert unread(config) == ["data.train_files", "trainer.balance_batch"]

@@ -1,6 +1,7 @@
 """The same runs on a GPU: bfloat16 compute over float32 masters, decoding on the trained weights."""
 
 import pytest
+import torch
 
 from tests.e2e.runs import logged, tiny_run
 
@@ -9,11 +10,15 @@ pytestmark = pytest.mark.gpu
 ACCURACY = "val-core/burnish/arithmetic/acc/mean@1"
 
 
+@pytest.mark.parametrize("num_gpus", [1, 2])
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_the_tiny_model_learns_on_a_gpu(tmp_path, estimator):
+def test_the_tiny_model_learns_on_gpus(tmp_path, estimator, num_gpus):
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip("needs a second GPU")
     tiny_run(
         tmp_path,
         "trainer.device=cuda",
+        f"trainer.n_gpus_per_node={num_gpus}",
         f"algorithm.adv_estimator={estimator}",
         "data.train_batch_size=64",
         "data.val_max_samples=256",
@@ -33,6 +38,7 @@ def test_float32_on_a_gpu_agrees_with_the_rollout_to_rounding(tmp_path):
     tiny_run(
         tmp_path,
         "trainer.device=cuda",
+        "trainer.n_gpus_per_node=1",
         "actor_rollout_ref.actor.fsdp_config.dtype=float32",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     )

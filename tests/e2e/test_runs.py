@@ -7,6 +7,7 @@ import torch
 
 from burnish.config import load_config
 from burnish.trainer.main_ppo import Parts, TaskRunner, run_ppo
+from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
 from burnish.utils.errors import ResourceError, TrainingError
 from tests.e2e.runs import logged, tiny_run
 
@@ -180,3 +181,23 @@ class WithPoisonedScores(TaskRunner):
 
         trainer._compute_advantage = poisoned
         return trainer
+
+
+class GreedyForPraise(RayPPOTrainer):
+    """A trainer with a stage of its own: every response scores 7."""
+
+    def _compute_reward(self, batch):
+        batch = super()._compute_reward(batch)
+        scores = batch.tensors["token_level_scores"]
+        batch.tensors["token_level_scores"] = torch.where(scores != 0, 7.0, scores)
+        return batch
+
+
+class WithOwnTrainer(TaskRunner):
+    def trainer_class(self):
+        return GreedyForPraise
+
+
+def test_a_task_runner_brings_a_trainer_with_a_stage_of_its_own(tmp_path):
+    tiny_run(tmp_path, "trainer.total_training_steps=1", task_runner_class=WithOwnTrainer)
+    assert logged(tmp_path)[0]["critic/score/max"] == 7.0

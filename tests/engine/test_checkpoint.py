@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from burnish.utils.errors import CheckpointError
@@ -81,3 +82,14 @@ def test_optimizer_state_of_another_model_is_refused(tmp_path: Path) -> None:
     other = make_engine(config=tiny_config(num_hidden_layers=1))
     with pytest.raises(CheckpointError, match="another model"):
         other.load_checkpoint(tmp_path, ("optimizer",))
+
+
+def test_stored_buffers_travel_with_the_weights(tmp_path: Path) -> None:
+    """Mixtures of experts keep selection biases in buffers; without them a checkpoint is another model."""
+    engine, resumed = make_engine(), make_engine(seed=5)
+    for each, value in ((engine, 3.0), (resumed, 0.0)):
+        each.module.model.model.layers[0].register_buffer("score_bias", torch.full((4,), value))
+    streamed = dict(engine.named_weights())
+    assert streamed["model.layers.0.score_bias"].tolist() == [3.0] * 4
+    engine.save_checkpoint(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["model.layers.0.score_bias"].tolist() == [3.0] * 4

@@ -69,6 +69,28 @@ def test_missing_weights_are_an_error_and_not_random(tmp_path: Path) -> None:
         load_causal_lm(str(tmp_path))
 
 
+def test_weights_without_a_place_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    load_causal_lm(str(tmp_path))
+    assert "model.layers.1." in caplog.text
+    assert "has no place for" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "vocabulary"])
+def test_a_damaged_folder_is_a_sentence_with_its_path(tmp_path: Path, damage: str) -> None:
+    build("llama").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    if damage == "vocabulary":
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 3}))
+    else:
+        weights.write_bytes(weights.read_bytes()[:1000] if damage == "truncated" else b"")
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_causal_lm(str(tmp_path))
+
+
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         load_causal_lm(str(tmp_path / "nothing"))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.utils.errors import BurnishError
-from burnish.utils.seqlen_balancing import first_fit_decreasing, get_seqlen_balanced_partitions
+from burnish.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 lengths_lists = st.lists(st.integers(0, 1000), min_size=1, max_size=60)
 
@@ -66,29 +66,3 @@ def test_the_same_lengths_give_the_same_parts():
 def test_what_cannot_be_shared_out_is_refused(lengths, parts, equal_size, words):
     with pytest.raises(BurnishError, match=words):
         get_seqlen_balanced_partitions(lengths, parts, equal_size)
-
-
-@given(lengths=lengths_lists, slack=st.integers(0, 2000))
-def test_bins_never_exceed_the_bound_and_lose_nothing(lengths, slack):
-    bound = max(lengths) + slack
-    bins = first_fit_decreasing(lengths, bound)
-    assert all(total <= bound for total in sums(lengths, bins))
-    assert sorted(index for part in bins for index in part) == list(range(len(lengths)))
-    assert all(bins)
-    # Any two bins together exceed the bound, or the later would not have been opened.
-    totals = sorted(sums(lengths, bins))
-    assert len(totals) < 2 or totals[0] + totals[1] > bound
-
-
-def test_sequences_of_mixed_lengths_fill_the_bins():
-    assert first_fit_decreasing([9, 1, 8, 2, 7, 3], 10) == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_nothing_needs_no_bin():
-    assert first_fit_decreasing([], 10) == []
-
-
-def test_a_sequence_longer_than_the_bound_is_refused_and_named():
-    with pytest.raises(ValueError, match="Sequence 1 has 11 tokens, more than the bound of 10") as caught:
-        first_fit_decreasing([3, 11], 10)
-    assert isinstance(caught.value, BurnishError)

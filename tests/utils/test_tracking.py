@@ -13,15 +13,15 @@ import torch
 
 from burnish.utils import tracking
 from burnish.utils.errors import ConfigError
-from burnish.utils.tracking import ConsoleLogger, RunInfo, Tracking
+from burnish.utils.tracking import ConsoleLogger, RunInfo, Tracking, check_loggers
 
 
 def lines(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def make(run_dir, *backends, config=None):
-    return Tracking("project", "experiment", list(backends), run_dir, config)
+def make(run_dir, *backends, config=None, resumed_step=0):
+    return Tracking("project", "experiment", list(backends), run_dir, config, resumed_step)
 
 
 def test_the_file_has_one_object_a_step_with_all_digits(tmp_path):
@@ -35,7 +35,7 @@ def test_the_file_has_one_object_a_step_with_all_digits(tmp_path):
 
 def test_a_resumed_run_appends(tmp_path):
     for step in (1, 2):
-        log = make(tmp_path, "file")
+        log = make(tmp_path, "file", resumed_step=step - 1)
         log.log({"a": step}, step)
         log.finish()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
@@ -44,7 +44,7 @@ def test_a_resumed_run_appends(tmp_path):
 @pytest.mark.parametrize("left", ['{"step": 1}\n{"step": 2, "a": 0.1', '{"step": 1}\n'])
 def test_half_a_line_of_a_killed_run_is_dropped_on_resume(tmp_path, left):
     (tmp_path / "metrics.jsonl").write_text(left)
-    log = make(tmp_path, "file")
+    log = make(tmp_path, "file", resumed_step=1)
     log.log({"a": 1.0}, step=2)
     log.finish()
     assert lines(tmp_path) == [{"step": 1}, {"step": 2, "a": 1.0}]
@@ -200,3 +200,39 @@ def test_the_two_consoles_write_to_the_two_streams(capsys):
     error_console.print("trouble")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("[8, 8]\n", "trouble\n")
+
+
+def steps_in(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def run_of(folder, steps, resumed_step=0):
+    tracking = Tracking("p", "e", ["file"], folder, resumed_step=resumed_step)
+    for step in steps:
+        tracking.log({"x": 1.0}, step)
+    tracking.finish()
+
+
+def test_a_run_from_the_start_sets_the_log_of_an_older_one_aside(tmp_path):
+    run_of(tmp_path, [1, 2, 3])
+    run_of(tmp_path, [1, 2])
+    run_of(tmp_path, [1])
+    assert steps_in(tmp_path / "metrics.jsonl") == [1]
+    assert steps_in(tmp_path / "metrics.1.jsonl") == [1, 2, 3]
+    assert steps_in(tmp_path / "metrics.2.jsonl") == [1, 2]
+
+
+def test_a_resumed_run_goes_on_behind_the_step_that_it_resumed(tmp_path):
+    run_of(tmp_path, [1, 2, 3, 4])
+    run_of(tmp_path, [3, 4, 5], resumed_step=2)
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
+    assert steps_in(tmp_path / "metrics.1.jsonl") == [1, 2, 3, 4]
+
+
+def test_loggers_are_checked_before_anything_starts(monkeypatch):
+    check_loggers(["console", "file"])
+    with pytest.raises(ConfigError, match="Did you mean 'console'"):
+        check_loggers(["consol"])
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        check_loggers(["wandb"])

@@ -193,6 +193,7 @@ class RayPPOTrainer:
             trainer.logger,
             run_dir=trainer.default_local_dir,
             config=to_dict(self.config),
+            resumed_step=self.global_steps,
         )
         (self.checkpoints.root / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
         if (trainer.val_before_train or trainer.val_only) and self.val_dataloader is not None:

@@ -27,8 +27,4 @@ def need_reference_policy(config: PPOTrainerConfig) -> bool:
 
 def need_critic(config: PPOTrainerConfig) -> bool:
     """A critic is trained when the estimator bootstraps from values, or when the configuration insists."""
-    if config.critic is None:
-        return False
-    if config.critic.enable is not None:
-        return bool(config.critic.enable)
-    return config.algorithm.adv_estimator == "gae"
+    return bool(config.critic.enable)

@@ -40,7 +40,7 @@ def concat_scored(batches: Sequence[DataProto]) -> DataProto:
 
 def as_numbers(values: np.ndarray) -> np.ndarray | None:
     """An object array of numbers, bools and Nones as float64 (None: NaN); None when it holds anything else, or no number."""
-    if not all(value is None or isinstance(value, (bool, int, float, np.generic)) for value in values):
+    if not all(value is None or isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values):
         return None
     numbers = np.array([np.nan if value is None else float(value) for value in values])
     return None if np.isnan(numbers).all() else numbers
