@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from burnish.utils import env
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 REPO = Path(__file__).resolve().parents[1]
+
+env.calm_threads()
 
 # Shape annotations are enforced here and free in production.
 from jaxtyping import install_import_hook  # noqa: E402

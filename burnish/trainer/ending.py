@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from burnish.utils import env
 from burnish.utils.console import error_console
 from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
 
@@ -38,6 +39,7 @@ def stop_status(stop: KeyboardInterrupt) -> int:
 
 def exit_status(command: Callable[[], int]) -> int:
     """Runs a command; what ends it early is said in a sentence on standard error."""
+    env.calm_threads()
     _log_to_stderr()
     try:
         with _sigterm_raises():

@@ -20,6 +20,7 @@ from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_confi
 from burnish.config.cli import parse_train_args
 from burnish.config.usage import track, unread
 from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
+from burnish.utils import env
 from burnish.utils.console import console
 from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError
 
@@ -301,6 +302,7 @@ def ray_init_kwargs(config: PPOTrainerConfig) -> dict[str, Any]:
     runtime_env = dict(given.pop("runtime_env", None) or {})
     env_vars = {
         "TOKENIZERS_PARALLELISM": "true",
+        **env.calm_threads(),
         # Workers import burnish and the user's modules as this process does.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
@@ -323,6 +325,7 @@ def run_ppo(
         parts: datasets, a reward function or callbacks given as Python objects.
         quiet: do not print the start-up summary.
     """
+    env.calm_threads()
     check_paths(config)
     track(config)
     resolve_machine(config)

@@ -46,3 +46,21 @@ def interface_towards(address: str) -> str | None:
             if socket.inet_ntoa(answer[20:24]) == own_address:
                 return name
     return None
+
+
+# A tenth of a millisecond or so: long enough between the parallel regions of a step, short for whoever waits for the core.
+_SPINS = {"GOMP_SPINCOUNT": "10000"}
+
+
+def calm_threads() -> dict[str, str]:
+    """Keeps OpenMP's threads from spinning for long while they wait; call it before torch is loaded.
+
+    GNU OpenMP lets them spin for milliseconds. Where another process wants the cores too (a second run, a browser, a test),
+    a step then takes ten times as long (docs/performance.md). What the user has set stays.
+
+    Returns:
+        the variables, for processes that this one starts.
+    """
+    if "OMP_WAIT_POLICY" in os.environ:
+        return {}
+    return {name: os.environ.setdefault(name, count) for name, count in _SPINS.items()}
