@@ -33,6 +33,14 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
+def _import_external(name: str) -> None:
+    """Imports the module that registers a user's model classes with transformers."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"model.external_lib={name}: this module cannot be imported: {error}.") from error
+
+
 class FSDPEngine:
     """Trains or reads one model, replicated or sharded; see `burnish.engine.base.BaseEngine` for what each method means.
 
@@ -69,7 +77,7 @@ class FSDPEngine:
         # Masters have at least float32; a model that is only read needs none.
         self._load_dtype = torch.promote_types(dtype, torch.float32) if trained else dtype
         if model_config.external_lib:
-            importlib.import_module(model_config.external_lib)
+            _import_external(model_config.external_lib)
         if model is None and model_config.path is None:
             raise ConfigError("A model path is needed: set actor_rollout_ref.model.path (or critic.model.path).")
         whole = self._build(model_config.path, model)

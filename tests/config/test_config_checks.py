@@ -1,5 +1,7 @@
 """Keys that contradict each other are an error that names the nearest legal value; unusual combinations are told."""
 
+from pathlib import Path
+
 import pytest
 
 from burnish.config import check_paths, load_config, load_with_notices
@@ -61,8 +63,11 @@ def test_a_contradiction_is_an_error(overrides, message):
         ["trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=8"],
     ],
 )  # fmt: skip
-def test_a_combination_that_works_is_accepted(overrides):
-    load_config(overrides)
+def test_a_combination_that_works_is_accepted_and_kept(overrides):
+    set_keys = load_config(overrides).set_keys
+    for override in overrides:
+        # critic=null is kept as critic.enable.
+        assert any(key.startswith(override.split("=")[0]) for key in set_keys), override
 
 
 def test_rows_given_as_objects_need_no_training_file():
@@ -107,9 +112,16 @@ def files(tmp_path, monkeypatch):
 
 
 def test_files_that_exist_pass(files):
-    check_paths(load_config(files))
-    check_paths(load_config([*files, "actor_rollout_ref.model.path=org/model", "data.train_files=[train.jsonl]"]))
-    check_paths(load_config([*files, "custom_reward_function.path=reward.py"]))
+    for more in (
+        [],
+        ["actor_rollout_ref.model.path=org/model", "data.train_files=[train.jsonl]"],
+        ["custom_reward_function.path=reward.py"],
+    ):
+        check_paths(load_config([*files, *more]))
+    # The same files are missed where they are not, so the calls above did look.
+    Path("train.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"train\.jsonl"):
+        check_paths(load_config(files))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def test_all_known_keys_load_together():
 
 def test_each_known_key_passes_the_rules_alone():
     for assignment in KNOWN:
-        Settings().apply(to_settings(assignment, parse(assignment)))
+        settings = Settings()
+        settings.apply(to_settings(assignment, parse(assignment)))
+        assert settings.by_key or settings.inert or settings.global_micro_batches, assignment
 
 
 def test_each_key_of_the_tree_accepts_its_own_default():

@@ -176,7 +176,10 @@ def test_texts_that_were_templated_before_are_reported(caplog):
 @pytest.mark.parametrize("text", ["", " ", "🙂 日本語 שלום \u200b", "lone \ud83d", "x" * 100_000])
 def test_strange_texts_load_and_can_be_dumped_as_utf8(text):
     got = dataset_of([row(text)], max_prompt_length=200_000)[0]
-    json.dumps(got["raw_prompt"], ensure_ascii=False).encode()
+    dumped = json.dumps(got["raw_prompt"], ensure_ascii=False).encode()
+    content = json.loads(dumped)[0]["content"]
+    assert content == text or "\ud83d" in text
+    assert len(content) == len(text)
 
 
 def test_a_dataset_travels_to_another_process():

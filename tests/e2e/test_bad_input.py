@@ -31,6 +31,7 @@ def row(prompt="1+1=", truth="2", **extra):
     [
         ("data.train_batchsize=4", ConfigError, "data.train_batch_size"),
         ("data.max_prompt_length=600", ConfigError, "max_position_embeddings"),
+        ("actor_rollout_ref.model.external_lib=no.such.module", BurnishError, "external_lib=no.such.module"),
         ("data.train_files=nowhere.jsonl", BurnishError, "nowhere.jsonl"),
         ("actor_rollout_ref.model.path=/nowhere/at/all", BurnishError, "/nowhere/at/all"),
         ("actor_rollout_ref.rollout.n=1", ConfigError, "rollout.n"),

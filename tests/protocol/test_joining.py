@@ -290,7 +290,9 @@ def test_nan_equals_nan_in_unions():
     other = DataProto.from_dict(
         {"x": nan.clone()}, {"o": [{"a": [float("nan"), np.array([1.0, np.nan])]}]}, {"m": float("nan")}
     )
-    data.union(other)
+    assert torch.equal(data.union(other).batch["x"].isnan(), nan.isnan())
+    with pytest.raises(BurnishError, match="'x'"):
+        data.union(DataProto.from_dict({"x": torch.tensor([[1.0, float("nan")]])}))
 
 
 def test_the_functions_behind_union_leave_their_arguments_alone():

@@ -287,7 +287,7 @@ def test_rows_that_cannot_be_scored_are_found_before_training(columns, what):
 
 
 def test_rows_that_can_be_scored_pass():
-    check_data_sources(rows_with(), NaiveRewardManager(TOKENIZER))
+    assert check_data_sources(rows_with(), NaiveRewardManager(TOKENIZER)) is None
 
 
 OWN = """

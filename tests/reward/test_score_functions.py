@@ -116,9 +116,9 @@ def test_no_text_breaks_a_score_function(text):
     "text", ["1" * 100_000, "1,111," * 50_000, "\\boxed{" * 20_000, "-" * 100_000, "#### " * 50_000]
 )
 def test_long_degenerate_texts_take_little_time(text):
-    for score in (gsm8k.compute_score, arithmetic.compute_score):
-        score(text, "5")
-    gsm8k.compute_score(text, "5", method="flexible")
+    assert gsm8k.compute_score(text, "5") == 0
+    assert gsm8k.compute_score(text, "5", method="flexible") == 0
+    assert arithmetic.compute_score(text, "5")["score"] == 0
 
 
 def test_braces_inside_a_box_are_matched():
