@@ -17,13 +17,25 @@ from burnish.config.actor_rollout_ref import (
     RolloutConfig,
     SamplingConfig,
 )
-from burnish.config.algorithm import AlgoConfig, FilterGroupsConfig, KLControlConfig, RolloutCorrectionConfig
+from burnish.config.algorithm import (
+    AlgoConfig,
+    FilterGroupsConfig,
+    KLControlConfig,
+    PFPPOConfig,
+    RolloutCorrectionConfig,
+)
 from burnish.config.build import to_dict, to_yaml
 from burnish.config.critic import CriticModelConfig, FSDPCriticConfig
 from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
 from burnish.config.paths import check_paths
 from burnish.config.plan import BatchPlan, batch_plan
-from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig
+from burnish.config.reward import (
+    CustomRewardFunctionConfig,
+    OverlongBufferConfig,
+    RewardConfig,
+    RewardKwargsConfig,
+    RewardManagerConfig,
+)
 from burnish.config.section import Section
 from burnish.config.trainer import PPOTrainerConfig, RayKwargsConfig, TrainerConfig
 
@@ -47,11 +59,14 @@ __all__ = [
     "HFModelConfig",
     "KLControlConfig",
     "LoadedConfig",
+    "OverlongBufferConfig",
+    "PFPPOConfig",
     "PPOTrainerConfig",
     "PolicyLossConfig",
     "RayKwargsConfig",
     "RefConfig",
     "RewardConfig",
+    "RewardKwargsConfig",
     "RewardManagerConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",

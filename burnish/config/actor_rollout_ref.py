@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import names
+from burnish.config.algorithm import RolloutCorrectionConfig
 from burnish.config.section import Section, key, not_a_key, section
 
 
@@ -53,8 +54,22 @@ class FSDPEngineConfig(Section):
 class PolicyLossConfig(Section):
     """Which policy loss."""
 
-    loss_mode: str = key("vanilla", choices=names.POLICY_LOSSES, planned=names.PLANNED_POLICY_LOSSES, plug_in=True)
-    """`vanilla` is PPO's clipped loss with dual clip."""
+    loss_mode: str = key("vanilla", choices=names.POLICY_LOSSES, plug_in=True)
+    """`vanilla` is PPO's clipped loss with dual clip; docs/algorithms.md has them all."""
+    clip_cov_ratio: float = key(0.0002, ge=0, le=1)
+    """clip_cov: share of the tokens that are left out, at random among those of high covariance."""
+    clip_cov_lb: float = key(1.0)
+    """clip_cov: covariance above which a token may be left out."""
+    clip_cov_ub: float = key(5.0)
+    """clip_cov: covariance below which a token may be left out."""
+    kl_cov_ratio: float = key(0.0002, ge=0, le=1)
+    """kl_cov: share of the tokens, those of the highest covariance, that get the KL term."""
+    ppo_kl_coef: float = key(0.1, ge=0)
+    """kl_cov: coefficient of that term."""
+    dro_beta: float = key(0.1, ge=0)
+    """dro: coefficient of the squared log-ratio."""
+    rollout_correction: RolloutCorrectionConfig | None = not_a_key(lambda: None)
+    """`algorithm.rollout_correction`, for the loss of the bypass mode; set from there."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,12 +112,18 @@ class FSDPActorConfig(Section):
     """Offset above 1."""
     clip_ratio_c: float = key(3.0, gt=1)
     """Dual clip (arXiv:1912.09729): the bound of the ratio where the advantage is negative."""
+    tau_pos: float = key(1.0, gt=0)
+    """sapo: temperature of the gate where the advantage is positive."""
+    tau_neg: float = key(1.05, gt=0)
+    """sapo: temperature of the gate where it is not."""
     allow_wide_clip: bool = key(False)
     """Accept clip offsets that look like bounds (0.8 and 1.2)."""
     loss_agg_mode: str = key("token-mean", choices=names.LOSS_AGG_MODES)
     """How token losses become one number; counts are of the whole optimizer step over all workers."""
     loss_scale_factor: float | None = key(None, gt=0)
     """Divisor of seq-mean-token-sum-norm; null: the longest response allowed."""
+    calculate_sum_pi_squared: bool = key(False)
+    """Compute the sum of squared probabilities with the old log-probs; on where the advantage estimator reads it."""
     entropy_coeff: float = key(0.0)
     """Weight of the entropy bonus."""
     use_kl_loss: bool = key(False)

@@ -27,25 +27,40 @@ class FilterGroupsConfig(Section):
     """Dynamic sampling (DAPO, arXiv:2503.14476): only groups whose metric varies are trained on."""
 
     enable: bool = key(False)
-    """Regenerate until `data.train_batch_size` prompts have samples that differ."""
+    """Generate until `data.train_batch_size` prompts have responses that differ."""
     metric: str | None = key(None)
-    """What must vary within a group: acc, score, seq_reward or any extra value of the reward function."""
-    max_num_gen_batches: int = key(0, ge=0)
-    """Generation batches after which training goes on with what there is; 0: no bound."""
+    """What must vary within a group: acc, score, seq_reward or any number that the reward function returns."""
+    max_num_gen_batches: int = key(10, ge=0)
+    """Generation batches of one step, at most; then training goes on with the groups there are. 0: no such bound, but
+    a whole pass over the data without one group that varies ends the run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PFPPOConfig(Section):
+    """Resampling of the rows that are trained on, by their score (PF-PPO, arXiv:2409.06957)."""
+
+    reweight_method: str = key("pow", choices=("pow", "max_min", "max_random"))
+    """Weight of a row: `pow` abs(score)^`weight_pow`; `max_min` 1 for the best and the worst score, else 0;
+    `max_random` 0.4 for the best score, else 0.1."""
+    weight_pow: float = key(2.0, ge=0)
+    """Exponent of `pow`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RolloutCorrectionConfig(Section):
     """Correction of the difference between the rollout's policy and the trainer's."""
 
+    preset: str | None = key(None, choices=names.ROLLOUT_CORRECTION_PRESETS)
+    """A named combination of the keys below; what is set beside it counts more."""
     rollout_is: str | None = key(None, choices=("token", "sequence"))
     """Importance weights per token or per sequence."""
     rollout_is_threshold: float = key(2.0, gt=0)
     """Importance weights are truncated here."""
     rollout_rs: str | None = key(None)
-    """Rejection sampling: a comma list of {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}."""
+    """Rejection sampling: a comma list of {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}; all of them must accept."""
     rollout_rs_threshold: str | float | None = key(None)
-    """Bounds of the rejection: "lower_upper" ratios for k1, an upper bound for k2 and k3."""
+    """Bounds of the rejection, one for all or a comma list: for k1 "lower_upper" ratios (one number v: 1/v to v), for
+    k2 and k3 an upper bound."""
     bypass_mode: bool = key(False)
     """Take the rollout's log-probs as the old ones, without a pass of the trainer."""
     loss_type: str = key("ppo_clip", choices=("ppo_clip", "reinforce"))
@@ -58,7 +73,7 @@ class RolloutCorrectionConfig(Section):
 class AlgoConfig(Section):
     """From scores to advantages."""
 
-    adv_estimator: str = key("gae", choices=names.ADV_ESTIMATORS, planned=names.PLANNED_ADV_ESTIMATORS, plug_in=True)
+    adv_estimator: str = key("gae", choices=names.ADV_ESTIMATORS, plug_in=True)
     """The advantage estimator; `gae` trains a critic, the others do without."""
     gamma: float = key(1.0, ge=0, le=1)
     """Discount per token."""
@@ -74,6 +89,14 @@ class AlgoConfig(Section):
     """KL estimator in the reward."""
     kl_ctrl: KLControlConfig = section(KLControlConfig)
     """Coefficient of the KL in the reward."""
+    gdpo_reward_keys: list[str] | None = key(None)
+    """GDPO: the numbers of the reward function that are its components; `score` is the score itself."""
+    gdpo_reward_weights: list[float] | None = key(None)
+    """GDPO: their weights; null: 1 each."""
+    use_pf_ppo: bool = key(False)
+    """Resample the rows of a batch by their score before the updates."""
+    pf_ppo: PFPPOConfig = section(PFPPOConfig)
+    """How."""
     filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
     """Dynamic sampling."""
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)

@@ -1,10 +1,13 @@
 """The names that keys may take, known without loading what they name; tests compare them with the registries."""
 
-ADV_ESTIMATORS = ("gae", "grpo", "rloo", "reinforce_plus_plus")
-PLANNED_ADV_ESTIMATORS = (
-    "grpo_passk",
+ADV_ESTIMATORS = (
+    "gae",
+    "grpo",
     "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
     "rloo_vectorized",
+    "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
     "opo",
@@ -14,10 +17,24 @@ PLANNED_ADV_ESTIMATORS = (
     "gdpo",
 )
 # These compare the samples of one prompt with each other: one sample has nothing to be compared with.
-GROUP_ADV_ESTIMATORS = ("grpo", "rloo")
+GROUP_ADV_ESTIMATORS = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+    "gdpo",
+)
+# These read the sum of squared probabilities, which the pass for the old log-probs computes.
+TOKEN_BASELINE_ADV_ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
-POLICY_LOSSES = ("vanilla",)
-PLANNED_POLICY_LOSSES = (
+POLICY_LOSSES = (
+    "vanilla",
     "gspo",
     "sapo",
     "gpg",
@@ -30,6 +47,27 @@ PLANNED_POLICY_LOSSES = (
     "dro",
     "bypass_mode",
 )
+# These weigh every sequence alike, whatever actor.loss_agg_mode says.
+SEQUENCE_MEAN_POLICY_LOSSES = ("gspo", "sapo", "geo_mean")
+
+ROLLOUT_CORRECTION_PRESETS = (
+    "decoupled_token_is",
+    "decoupled_seq_is",
+    "decoupled_seq_is_rs",
+    "decoupled_geo_rs",
+    "decoupled_geo_rs_token_tis",
+    "decoupled_geo_rs_seq_tis",
+    "decoupled_k3_rs",
+    "decoupled_k3_rs_token_tis",
+    "decoupled_k3_rs_seq_tis",
+    "bypass_ppo_clip",
+    "bypass_ppo_clip_geo_rs",
+    "bypass_ppo_clip_k3_rs",
+    "bypass_pg_is",
+    "bypass_pg_geo_rs",
+    "bypass_pg_geo_rs_token_tis",
+    "bypass_pg_geo_rs_seq_tis",
+)
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
 
@@ -41,8 +79,8 @@ KL_PENALTIES = (*_KL_BASES, *(f"{base}+" for base in _KL_BASES))
 ROLLOUTS = ("native", "hf")
 PLANNED_ROLLOUTS = ("vllm", "sglang", "trtllm")
 
-REWARD_MANAGERS = ("naive",)
-PLANNED_REWARD_MANAGERS = ("dapo", "batch", "prime", "rate_limited", "remote")
+REWARD_MANAGERS = ("naive", "dapo")
+PLANNED_REWARD_MANAGERS = ("batch", "prime", "rate_limited", "remote")
 
 LOGGERS = ("console", "file", "tensorboard", "wandb")
 PLANNED_LOGGERS = ("mlflow", "swanlab", "trackio", "vemlp_wandb", "clearml")

@@ -19,11 +19,9 @@ _PARENT = "the model it belongs to sets it"
 _MULTIMODAL = "images and videos do not exist here yet, prompts are text"
 _DATA = "prompts are always kept as messages and as ids"
 _PROFILER = "profilers do not exist yet"
-_LOSS = "it belongs to a policy loss that does not exist yet"
 _LORA = "it belongs to LoRA, which does not exist yet"
 _AGENT = "it belongs to agents and tools, which do not exist yet"
 _REWARD_MODEL = "it belongs to reward models, which do not exist yet"
-_MANAGER = "the naive reward manager has no such argument"
 
 
 def _table(*groups: tuple[str, tuple[str, ...] | str, str]) -> dict[str, str]:
@@ -53,12 +51,6 @@ NO_EFFECT = _table(
     ("files are read where they are", (_MODEL, "critic.model", "data"), "use_shm"),
     (_LORA, (_MODEL, "critic.model"), "lora_alpha target_modules exclude_modules"),
     ("text models have no vision tower", _ACTOR, "freeze_vision_tower"),
-    (_LOSS, _ACTOR, "tau_pos tau_neg"),
-    (
-        _LOSS,
-        f"{_ACTOR}.policy_loss",
-        "clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta",
-    ),
     ("log-probs are cut by rollout.log_prob_use_dynamic_bsz", _ACTOR, "ppo_infer_use_dynamic_bsz"),
     ("the entropy is always reported", _ACTOR, "calculate_entropy"),
     # Rollout.
@@ -96,20 +88,8 @@ NO_EFFECT = _table(
     ("actor_rollout_ref.model.trust_remote_code decides", "data", "trust_remote_code"),
     ("prompts are measured in one process", "data", "filter_overlong_prompts_workers"),
     ("files are read where they are", "data", "cache_dir"),
-    ("it belongs to dynamic sampling, which does not exist yet", "data", "gen_batch_size"),
-    (
-        "it belongs to dynamic sampling, which does not exist yet",
-        "algorithm.filter_groups",
-        "metric max_num_gen_batches",
-    ),
-    (
-        "it belongs to rollout correction, which does not exist yet",
-        "algorithm.rollout_correction",
-        "rollout_is_threshold rollout_rs_threshold loss_type rollout_is_batch_normalize",
-    ),
-    ("it belongs to PF-PPO, which does not exist yet", "algorithm.pf_ppo", "reweight_method weight_pow"),
+    ("a generation batch of dynamic sampling has data.train_batch_size prompts", "data", "gen_batch_size"),
     # Rewards.
-    (_MANAGER, "reward", "reward_kwargs reward_kwargs.*"),
     ("rewards are computed in one process", "reward", "num_workers"),
     ("a manager is named by reward.reward_manager.name", "reward.reward_manager", "source module.name"),
     ("a manager is named by reward.reward_manager.name", "reward.reward_model", "reward_loop_source"),

@@ -49,18 +49,9 @@ _MULTI_TURN = _yet("agents and tools do", False)
 _LORA = _yet("LoRA does", 0, None)
 _MTP = _yet("multi-token prediction does", False)
 _PROFILER = _yet("profilers do", None, False)
-_PF_PPO = _yet("PF-PPO does")
 _OPTIMIZER = "AdamW is the one optimizer; set its keys directly (lr, betas, weight_decay, clip_grad)"
 
 REFUSED: dict[str, Refusal] = {
-    # Algorithm.
-    "algorithm.use_pf_ppo": _PF_PPO,
-    "algorithm.filter_groups.enable": _yet("dynamic sampling does"),
-    "algorithm.rollout_correction.rollout_is": _yet("rollout correction does"),
-    "algorithm.rollout_correction.rollout_rs": _yet("rollout correction does"),
-    "algorithm.rollout_correction.bypass_mode": _yet("the bypass of old log-probs does"),
-    "algorithm.gdpo_reward_keys": _yet("GDPO does"),
-    "algorithm.gdpo_reward_weights": _yet("GDPO does"),
     # Model.
     "actor_rollout_ref.hybrid_engine": Refusal(
         harmless=(True, None), reason="the policy is trained and generates in the same workers"
@@ -87,8 +78,9 @@ REFUSED: dict[str, Refusal] = {
         )
         for fsdp in _FSDP
     },
-    f"{_ACTOR}.use_rollout_log_probs": _yet("the bypass of old log-probs does"),
-    f"{_ACTOR}.calculate_sum_pi_squared": _yet("the optimal token baseline does"),
+    f"{_ACTOR}.use_rollout_log_probs": Refusal(
+        harmless=(False, None), reason="algorithm.rollout_correction.bypass_mode=true takes the rollout's log-probs"
+    ),
     f"{_ACTOR}.use_prefix_grouper": _yet("sharing the prompt among the samples of a group in training does"),
     f"{_ACTOR}.micro_batch": Refusal(
         harmless=(None,),
@@ -151,7 +143,6 @@ REFUSED: dict[str, Refusal] = {
     "reward.reward_manager.module.path": Refusal(
         harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
     ),
-    "reward.reward_kwargs.overlong_buffer_cfg.enable": _yet("DAPO's over-long shaping does"),
     "reward.sandbox_fusion.url": _yet("a sandbox does"),
     "reward.timeout": _yet("a time limit for rewards does"),
     # Trainer.
