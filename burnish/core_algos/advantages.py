@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.core_algos.estimators import AdvantageSettings, get_adv_estimator_fn
+from burnish.core_algos.estimators.base import check_any_token, refuse_non_finite
 from burnish.protocol import DataProto
 from burnish.utils.errors import TrainingError
 from burnish.utils.torch_functional import as_mask
@@ -45,9 +46,9 @@ def compute_advantage(
 
     Raises:
         ConfigError: no such estimator.
-        TrainingError: the batch lacks what the estimator needs, or the estimator returned something of another shape.
+        TrainingError: the batch lacks what the estimator needs; an input is of another shape, holds NaN or inf in a row
+            that counts, or names no groups; nothing was sampled; the estimator returned NaN, inf or another shape.
     """
-    assert data.batch is not None, "A batch without tensors has no rewards."
     estimator = get_adv_estimator_fn(adv_estimator)
     loss_mask = _loss_mask(data)
     settings = {
@@ -60,26 +61,45 @@ def compute_advantage(
     entries = _entries(estimator, adv_estimator, data, settings)
     counts = loss_mask.any(dim=-1)
     if counts.all():
-        advantages, returns = estimator(**entries)
-        _check_shapes(adv_estimator, advantages, returns, loss_mask)
+        advantages, returns = _estimate(adv_estimator, estimator, entries, loss_mask)
+    elif counts.any():
+        rows = {key: value if key in settings else _rows(value, counts) for key, value in entries.items()}
+        advantages, returns = _estimate(adv_estimator, estimator, rows, loss_mask[counts])
+        del rows
+        # One after the other, and each replacing what it is made from: a batch of long responses is large.
+        advantages = _scattered(advantages, counts)
+        returns = _scattered(returns, counts)
     else:
-        advantages, returns = _zeros(loss_mask, data), _zeros(loss_mask, data)
-        if counts.any():
-            rows = {key: value if key in settings else _rows(value, counts) for key, value in entries.items()}
-            kept_advantages, kept_returns = estimator(**rows)
-            _check_shapes(adv_estimator, kept_advantages, kept_returns, loss_mask[counts])
-            advantages[counts], returns[counts] = kept_advantages.to(advantages), kept_returns.to(returns)
-    data.batch["advantages"] = advantages
-    data.batch["returns"] = returns
-    data.batch["loss_mask"] = loss_mask
+        dtype = torch.promote_types(data.tensors["token_level_rewards"].dtype, torch.float32)
+        advantages = torch.zeros(loss_mask.shape, dtype=dtype, device=loss_mask.device)
+        returns = advantages.clone()
+    data.tensors["advantages"] = advantages
+    data.tensors["returns"] = returns
+    data.tensors["loss_mask"] = loss_mask
     return data
+
+
+def reads_key(adv_estimator: str, key: str) -> bool:
+    """Whether the estimator names ``key`` as one of its parameters.
+
+    Args:
+        adv_estimator: a registered name or ``package.module:attribute``.
+        key: of the batch.
+
+    Raises:
+        ConfigError: no such estimator.
+    """
+    return key in inspect.signature(get_adv_estimator_fn(adv_estimator)).parameters
 
 
 def _loss_mask(data: DataProto) -> Tensor:
     """l = m without rejected tokens and without the rows whose reward abstained."""
-    batch = data.batch
-    assert batch is not None
+    batch = data.tensors
+    for key in ("response_mask", "token_level_rewards"):
+        if key not in batch:
+            raise TrainingError(f"Advantages need {key!r}, which is not in the batch (it holds {_held(data)}).")
     loss_mask = as_mask(batch["response_mask"], batch["token_level_rewards"], "response_mask")
+    check_any_token(loss_mask)
     if "loss_mask" in batch:
         loss_mask = loss_mask & as_mask(batch["loss_mask"], loss_mask, "loss_mask")
     if "valid" in batch:
@@ -90,8 +110,7 @@ def _loss_mask(data: DataProto) -> Tensor:
 
 def _entries(estimator: Callable, name: str, data: DataProto, settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments that the estimator names; one that takes ``**kwargs`` gets all settings, and the index."""
-    batch, non_tensors = data.batch, data.non_tensor_batch
-    assert batch is not None
+    batch, non_tensors = data.tensors, data.non_tensor_batch
     entries: dict[str, Any] = {}
     for key, parameter in inspect.signature(estimator).parameters.items():
         source = "uid" if key == "index" else key
@@ -104,27 +123,35 @@ def _entries(estimator: Callable, name: str, data: DataProto, settings: dict[str
         elif source in non_tensors:
             entries[key] = non_tensors[source]
         elif parameter.default is inspect.Parameter.empty:
-            held = ", ".join(sorted([*batch.keys(), *non_tensors]))
             raise TrainingError(
-                f"The advantage estimator {name} needs {source!r}, which is not in the batch (it holds {held})."
+                f"The advantage estimator {name} needs {source!r}, which is not in the batch (it holds {_held(data)})."
             )
     return entries
+
+
+def _held(data: DataProto) -> str:
+    return ", ".join(sorted([*data.tensors.keys(), *data.non_tensor_batch]))
 
 
 def _rows(entry: Any, counts: Tensor) -> Any:
     return entry[counts.to(entry.device)] if isinstance(entry, Tensor) else entry[counts.cpu().numpy()]
 
 
-def _zeros(mask: Tensor, data: DataProto) -> Tensor:
-    assert data.batch is not None
-    dtype = torch.promote_types(data.batch["token_level_rewards"].dtype, torch.float32)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-
-
-def _check_shapes(name: str, advantages: Tensor, returns: Tensor, like: Tensor) -> None:
+def _estimate(name: str, estimator: Callable, entries: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
+    """What the estimator makes of the entries, if that can be trained on."""
+    advantages, returns = estimator(**entries)
     for what, tensor in (("advantages", advantages), ("returns", returns)):
-        if tensor.shape != like.shape:
+        if tensor.shape != mask.shape:
             raise TrainingError(
                 f"The advantage estimator {name} returned {what} of shape {tuple(tensor.shape)}; "
-                f"they must have that of the response mask, {tuple(like.shape)}."
+                f"they must have that of the response mask, {tuple(mask.shape)}."
             )
+    refuse_non_finite(mask, advantages=advantages, returns=returns)
+    return advantages, returns
+
+
+def _scattered(kept: Tensor, counts: Tensor) -> Tensor:
+    """A row of zeros for every row that does not count."""
+    rows = torch.zeros(len(counts), kept.shape[1], dtype=kept.dtype, device=kept.device)
+    rows[counts] = kept
+    return rows

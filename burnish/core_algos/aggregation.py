@@ -101,7 +101,7 @@ def _denominator(global_count: int | float | Tensor | None, counted: Tensor) -> 
         return global_count
     if not torch.any(counted):
         raise TrainingError(
-            "loss_mask is empty: there is no token to average a loss over. Give the counts of the whole optimizer step "
-            "(batch_num_tokens, global_batch_size) if this is a micro-batch of padding."
+            "loss_mask is empty (a loss calls it response_mask): there is no token to average over. Give the counts of the "
+            "whole optimizer step (batch_num_tokens, global_batch_size) if this is a micro-batch of padding."
         )
     return counted.sum()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from burnish.utils.errors import TrainingError
@@ -39,7 +39,7 @@ class Groups:
         ids = ids.to(device)
         return cls(ids=ids, sizes=torch.bincount(ids).double())
 
-    def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " group"]:
+    def sum(self, values: Shaped[Tensor, " batch"]) -> Float[Tensor, " group"]:
         """Sum of each group, in float64."""
         return torch.zeros_like(self.sizes).index_add_(0, self.ids, values.double())
 
@@ -52,12 +52,29 @@ class Groups:
         deviation = values.double() - self.mean(values)[self.ids]
         return (self.sum(deviation.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
+    @property
+    def is_single(self) -> Bool[Tensor, " group"]:
+        """Groups of one row."""
+        return self.sizes == 1
+
+    def max(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " group"]:
+        """Greatest value of each group, in float64."""
+        return torch.zeros_like(self.sizes).scatter_reduce(0, self.ids, values.double(), "amax", include_self=False)
+
+    def min(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " group"]:
+        """Least value of each group, in float64."""
+        return torch.zeros_like(self.sizes).scatter_reduce(0, self.ids, values.double(), "amin", include_self=False)
+
+    def top_two(self, values: Float[Tensor, " batch"]) -> tuple[Float[Tensor, " group"], Float[Tensor, " group"]]:
+        """The two greatest values of each group, in float64: equal where they tie, and -inf the second of a single row."""
+        best = self.max(values)
+        is_best = values == best[self.ids]
+        second = self.max(torch.where(is_best, -torch.inf, values.double()))
+        return best, torch.where(self.sum(is_best) > 1, best, second)
+
     def is_constant(self, values: Float[Tensor, " batch"]) -> Bool[Tensor, " group"]:
         """Groups whose values are all equal (max == min), single rows among them."""
-        empty = torch.zeros_like(self.sizes)
-        high = empty.scatter_reduce(0, self.ids, values.double(), "amax", include_self=False)
-        low = empty.scatter_reduce(0, self.ids, values.double(), "amin", include_self=False)
-        return high == low
+        return self.max(values) == self.min(values)
 
 
 def _tensor_ids(index: Tensor) -> Tensor:

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError
-from burnish.utils.torch_functional import as_mask, at_least_fp32, check_shapes, masked_mean, zero_outside
+from burnish.utils.torch_functional import (
+    as_mask,
+    at_least_fp32,
+    check_finite,
+    check_shapes,
+    masked_mean,
+    zero_outside,
+)
 
 _BASES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_PENALTIES = (*_BASES, *(f"{base}+" for base in _BASES))
@@ -42,11 +49,15 @@ def kl_penalty(
 
     Raises:
         ConfigError: an unknown estimator, or ``full``.
+        TrainingError: shapes that differ, a mask that is none, or NaN or inf in ref_logprob inside the mask given.
     """
+    if response_mask is not None:
+        response_mask = as_mask(response_mask, logprob, "response_mask")
+        check_finite(response_mask, ref_logprob=ref_logprob)
     return _kl_per_token(logprob, ref_logprob, kl_penalty, response_mask)
 
 
-def _kl_per_token(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str, response_mask: Tensor | None) -> Tensor:
+def _kl_per_token(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str, mask: Tensor | None) -> Tensor:
     if kl_penalty.startswith("full"):
         raise ConfigError(
             f"kl_penalty={kl_penalty}: the KL over the whole vocabulary needs the logits, which the fused head never "
@@ -57,8 +68,7 @@ def _kl_per_token(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str, respons
             f"kl_penalty={kl_penalty}: no such KL estimator. Known: {', '.join(KL_PENALTIES)}, full (not supported)."
         )
     check_shapes(logprob, ref_logprob=ref_logprob)
-    if response_mask is not None:
-        mask = as_mask(response_mask, logprob, "response_mask")
+    if mask is not None:
         logprob, ref_logprob = zero_outside(mask, logprob=logprob, ref_logprob=ref_logprob)
     difference = at_least_fp32(logprob) - at_least_fp32(ref_logprob.detach())
     estimate = _estimate(difference, kl_penalty.removesuffix("+"))
@@ -171,18 +181,24 @@ def apply_kl_penalty(
 
     Returns:
         ``data`` itself, and the metrics ``actor/reward_kl_penalty`` and ``actor/reward_kl_penalty_coeff``.
+
+    Raises:
+        ConfigError: an unknown estimator, or ``full``.
+        TrainingError: a mask that is none, or NaN or inf in a log-prob inside the mask of a row that counts.
     """
     batch = data.batch
     assert batch is not None, "A batch without tensors has no scores."
     mask = as_mask(batch["response_mask"], batch["token_level_scores"], "response_mask")
-    penalty = _kl_per_token(batch["old_log_probs"], batch["ref_log_prob"], kl_penalty, mask)
+    counts = mask.any(dim=-1)
+    if "valid" in batch:
+        counts = counts & as_mask(batch["valid"], counts, "valid")
+    old_log_probs, ref_log_prob = batch["old_log_probs"], batch["ref_log_prob"]
+    check_finite(mask & counts[:, None], old_log_probs=old_log_probs, ref_log_prob=ref_log_prob)
+    penalty = _kl_per_token(old_log_probs, ref_log_prob, kl_penalty, mask)
     beta = kl_ctrl.value
     batch["token_level_rewards"] = torch.where(
         mask, batch["token_level_scores"] - beta * penalty, batch["token_level_scores"]
     )
-    counts = mask.any(dim=-1)
-    if "valid" in batch:
-        counts = counts & as_mask(batch["valid"], counts, "valid")
     num_rows = int(counts.sum())
     current_kl = masked_mean(penalty[counts], mask[counts], axis=-1).mean().item() if num_rows else 0.0
     if num_rows:

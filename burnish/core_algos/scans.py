@@ -1,4 +1,7 @@
-"""Recurrences that run backwards over tokens, vectorised over rows."""
+"""Recurrences that run backwards over tokens, vectorised over rows.
+
+Matrices of long responses are large: they are worked on in blocks that stay in the cache.
+"""
 
 from collections.abc import Iterator
 
@@ -6,26 +9,31 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from burnish.utils.torch_functional import at_least_fp32
+from burnish.utils.torch_functional import at_least_fp32, zero_outside
 
-_BLOCK = 64
-"""Tokens copied time-major at once: a column of a row-major matrix is one cache line per row, a block is not."""
+_ROWS, _SCANNED_ROWS, _TOKENS = 32, 4096, 64
+"""Sizes of blocks: of whole rows, and of what is scanned token by token, where an operation takes one token of many rows."""
 
 
 def discounted_sum(
     rewards: Float[Tensor, "batch response"], mask: Bool[Tensor, "batch response"], gamma: float | int
 ) -> Float[Tensor, "batch response"]:
     """G_t = r_t + gamma G_{t+1} on tokens of ``mask``, carried across the others; 0 outside the mask."""
-    running = at_least_fp32(rewards.new_zeros(len(rewards)))
-    sums = torch.empty(rewards.shape, dtype=running.dtype, device=rewards.device)
-    for block in _blocks_from_the_end(rewards.shape[1]):
-        r, m = _time_major(rewards, block), _time_major(mask, block)
-        out = torch.empty_like(r)
-        for t in range(len(r) - 1, -1, -1):
-            running = torch.where(m[t], r[t] + gamma * running, running)
-            out[t] = running
-        sums[:, block] = out.T
-    return torch.where(mask, sums, 0.0)
+    sums = at_least_fp32(torch.empty_like(rewards))
+    if gamma == 1:
+        for rows in row_blocks(len(rewards)):
+            sums[rows] = rewards_to_go(rewards[rows], mask[rows]).masked_fill_(~mask[rows], 0.0)
+        return sums
+    for rows in row_blocks(len(rewards), _SCANNED_ROWS):
+        running = sums.new_zeros(rows.stop - rows.start)
+        for tokens in _blocks_from_the_end(rewards.shape[1]):
+            m = mask[rows, tokens]
+            (r,) = zero_outside(m, rewards=rewards[rows, tokens])
+            inside = _time_major(_as_numbers(m, r))
+            summed = _time_major(r)
+            running = _recur(summed, _decay(inside, gamma), running)
+            sums[rows, tokens] = summed.mul_(inside).T.contiguous()
+    return sums
 
 
 def generalized_advantage(
@@ -39,27 +47,62 @@ def generalized_advantage(
 
     Not whitened; outside the mask the carried A_next, which is finite whatever the inputs hold there.
     """
-    advantage = at_least_fp32(rewards.new_zeros(len(rewards)))
-    next_value = advantage
-    advantages = torch.empty(rewards.shape, dtype=advantage.dtype, device=rewards.device)
-    for block in _blocks_from_the_end(rewards.shape[1]):
-        r, v, m = _time_major(rewards, block), _time_major(values, block), _time_major(mask, block)
-        out = torch.empty_like(r)
-        for t in range(len(r) - 1, -1, -1):
-            delta = r[t] - v[t] + gamma * next_value
-            advantage = torch.where(m[t], delta + gamma * lam * advantage, advantage)
-            next_value = torch.where(m[t], v[t], next_value)
-            out[t] = advantage
-        advantages[:, block] = out.T
+    advantages = at_least_fp32(torch.empty_like(rewards))
+    for rows in row_blocks(len(rewards), _SCANNED_ROWS):
+        advantage = advantages.new_zeros(rows.stop - rows.start)
+        next_value = advantage
+        for tokens in _blocks_from_the_end(rewards.shape[1]):
+            m = mask[rows, tokens]
+            r, v = zero_outside(m, rewards=rewards[rows, tokens], values=values[rows, tokens])
+            v = v.to(r.dtype)
+            inside = _time_major(_as_numbers(m, v))
+            deltas, value = _time_major(r.sub_(v)), _time_major(v)
+            # value becomes that of the next token of the mask, t itself included; what bootstraps t is the one after.
+            first_value = _recur(value, 1 - inside, next_value)
+            deltas[:-1].addcmul_(value[1:], inside[:-1], value=gamma)
+            deltas[-1].addcmul_(next_value, inside[-1], value=gamma)
+            next_value = first_value
+            advantage = _recur(deltas, _decay(inside, gamma * lam), advantage)
+            advantages[rows, tokens] = deltas.T.contiguous()
     return advantages
 
 
+def rewards_to_go(
+    rewards: Float[Tensor, "batch response"], mask: Bool[Tensor, "batch response"]
+) -> Float[Tensor, "batch response"]:
+    """G_t = sum of the rewards of ``mask`` from t on, at every token; the first entry of a row is its sum."""
+    # Once masked nothing depends on the mask any more, and a running sum along the rows is faster than the recurrence.
+    inside = torch.where(mask, at_least_fp32(rewards), 0.0)
+    return inside.flip(1).cumsum(dim=1).flip(1)
+
+
+def row_blocks(num_rows: int, size: int = _ROWS) -> Iterator[slice]:
+    """Slices of rows, each small enough for the cache."""
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+def _recur(x: Tensor, factor: Tensor, last: Tensor) -> Tensor:
+    """y_t = x_t + factor_t y_{t+1} over the first axis, in place of x, with ``last`` after its end; a copy of y_0."""
+    for y, f in zip(reversed(x.unbind()), reversed(factor.unbind()), strict=True):
+        last = torch.addcmul(y, f, last, out=y)
+    return last.clone()
+
+
+def _decay(inside: Tensor, decay: float | int) -> Tensor:
+    """``decay`` inside the mask; 1 outside, where what comes after is carried as it is."""
+    return torch.add(1 - inside, inside, alpha=decay)
+
+
+def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
+    """The mask as 0 and 1; by way of bytes, from which torch converts several at a time."""
+    return mask.view(torch.uint8).to(like.dtype)
+
+
+def _time_major(block: Tensor) -> Tensor:
+    return block.T.contiguous() if min(block.shape) > 1 else block.T.clone()
+
+
 def _blocks_from_the_end(num_tokens: int) -> Iterator[slice]:
-    for stop in range(num_tokens, 0, -_BLOCK):
-        yield slice(max(stop - _BLOCK, 0), stop)
-
-
-def _time_major(matrix: Tensor, block: slice) -> Tensor:
-    # Two copies are four times as fast as one: torch transposes quickly only what is contiguous as a whole.
-    columns = matrix[:, block].contiguous().T.contiguous()
-    return columns if columns.dtype == torch.bool else at_least_fp32(columns)
+    for stop in range(num_tokens, 0, -_TOKENS):
+        yield slice(max(stop - _TOKENS, 0), stop)

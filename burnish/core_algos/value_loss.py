@@ -5,7 +5,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from burnish.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_mean
-from burnish.utils.torch_functional import as_mask, zero_outside
+from burnish.utils.torch_functional import as_mask, check_finite, zero_outside
 
 
 def compute_value_loss(
@@ -17,7 +17,7 @@ def compute_value_loss(
     loss_agg_mode: str = "token-mean",
     global_batch_info: GlobalBatchInfo | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """0.5 agg(max((v - R)^2, (clip(v, v_old +- cliprange_value) - R)^2)).
+    """0.5 agg(max((v - R)^2, (clip(v, v_old +- cliprange_value) - R)^2)), PPO's (arXiv:1707.06347) for the critic.
 
     Args:
         vpreds: v, of the critic, with gradient.
@@ -31,10 +31,16 @@ def compute_value_loss(
     Returns:
         loss: a scalar.
         vf_clipfrac: share of tokens where the clip is active; detached, adds up over micro-batches and ranks.
+
+    Raises:
+        TrainingError: shapes that differ, a mask that is none, or NaN or inf in returns or values inside the mask. In
+            vpreds it is no error but surfaces in the loss.
     """
     info = global_batch_info or {}
     mask = as_mask(response_mask, vpreds, "response_mask")
-    vpreds, returns, values = zero_outside(mask, vpreds=vpreds, returns=returns.detach(), values=values.detach())
+    returns, values = returns.detach(), values.detach()
+    check_finite(mask, returns=returns, values=values)
+    vpreds, returns, values = zero_outside(mask, vpreds=vpreds, returns=returns, values=values)
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     losses = (vpreds - returns).square()
     clipped_losses = (clipped - returns).square()

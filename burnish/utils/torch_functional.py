@@ -53,6 +53,33 @@ def check_shapes(like: Tensor, **tensors: Tensor) -> None:
             )
 
 
+def check_finite(mask: Tensor, **tensors: Tensor) -> None:
+    """Refuses NaN and inf inside ``mask``, in what a formula takes as constant.
+
+    Only on a CPU: on a GPU looking would wait for everything that is queued there.
+
+    Args:
+        mask: bool.
+        tensors: tensors of the shape of the mask, by the name that a message should use.
+
+    Raises:
+        TrainingError: a tensor of another shape, or with NaN or inf inside the mask: its name, how many and where the
+            first one is.
+    """
+    check_shapes(mask, **tensors)
+    for name, tensor in tensors.items():
+        # A sum is finite only if all it adds is: most tensors need no look at the mask.
+        if tensor.device.type != "cpu" or tensor.detach().sum().isfinite():
+            continue
+        wrong = (mask & ~tensor.isfinite()).nonzero()
+        if len(wrong):
+            place = ", ".join(f"{axis} {i}" for axis, i in zip(("row", "token"), wrong[0].tolist(), strict=False))
+            raise TrainingError(
+                f"{name} holds NaN or inf in {len(wrong)} of the {int(mask.count_nonzero())} entries inside the mask, "
+                f"the first at {place}: nothing can be learned from it. Look at what computed {name}."
+            )
+
+
 def zero_outside(mask: Tensor, **tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors, in fp32 or wider, with zeros where ``mask`` is False.
 

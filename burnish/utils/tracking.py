@@ -128,7 +128,7 @@ class ConsoleLogger:
         "timing_s/step": "seconds",
         "perf/throughput": "tokens/s/gpu",
     }
-    TROUBLE = ("_count", "skipped_updates")
+    TROUBLE = ("_count", "skipped_updates", "empty_updates")
 
     def __init__(self, info: RunInfo) -> None:
         pass

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from burnish.config import AlgoConfig
+from burnish.conformance.batches import ragged_batch
 from burnish.core_algos import estimators
 from burnish.core_algos.advantages import compute_advantage
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError, TrainingError
-from tests.core_algos.oracles import ragged_batch
-
-NAMES = ["gae", "grpo", "rloo", "reinforce_plus_plus"]
+from tests.core_algos.estimator_calls import GROUPED, NAMES, TOKEN_BASELINES, estimate
 
 
 def batch_of(seed: int = 0, **extra: torch.Tensor) -> DataProto:
+    """Everything that an estimator may name; four groups of three rows, interleaved."""
     b = ragged_batch(seed)
-    tensors = {"token_level_rewards": b.rewards, "response_mask": b.mask, "values": b.values, **extra}
-    return DataProto.from_dict(tensors=tensors, non_tensors={"uid": b.uids})
+    tensors = {key: value for key, value in b.keyed().items() if isinstance(value, torch.Tensor)}
+    return DataProto.from_dict(tensors=tensors | extra, non_tensors={"uid": b.uids})
 
 
 def scored(scores: list[float], valid: list[bool], uids: list[str]) -> DataProto:
@@ -28,6 +28,10 @@ def scored(scores: list[float], valid: list[bool], uids: list[str]) -> DataProto
         "token_level_rewards": rewards,
         "response_mask": torch.tensor([[True, True, False]]).repeat(len(scores), 1),
         "values": torch.zeros_like(rewards),
+        "old_log_probs": torch.full_like(rewards, -1.0),
+        "sum_pi_squared": torch.full_like(rewards, 0.5),
+        "reward_baselines": torch.zeros(len(scores)),
+        "reward_components": torch.tensor(scores).unsqueeze(-1),
         "valid": torch.tensor(valid),
     }
     return DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(uids, dtype=object)})
@@ -77,7 +81,7 @@ def test_a_group_with_nothing_to_compare_is_finite_zero_or_a_return(name, valid)
     data = compute_advantage(scored([1.0] + [math.nan] * 3, valid, ["a"] * 4), name, num_repeat=4)
     assert data.batch["advantages"].isfinite().all()
     assert data.batch["returns"].isfinite().all()
-    if name in ("grpo", "rloo"):
+    if name in GROUPED:
         assert not data.batch["advantages"].any()
 
 
@@ -158,7 +162,57 @@ def test_an_estimator_gets_what_it_names():
         del estimators.ADV_ESTIMATORS._entries["mine"], estimators.ADV_ESTIMATORS._entries["greedy"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_estimator_gets_what_it_names_from_the_batch(name):
+    b = ragged_batch(3)
+    config = AlgoConfig(gdpo_reward_weights=[1.0, -0.5])
+    data = compute_advantage(batch_of(3), name, gamma=0.9, lam=0.8, num_repeat=3, config=config)
+    settings = {"gamma": 0.9, "lam": 0.8, "num_repeat": 3, "gdpo_reward_weights": [1.0, -0.5]}
+    for key, want in zip(("advantages", "returns"), estimate(name, b.keyed(), **settings), strict=True):
+        assert torch.equal(data.batch[key], want)
+
+
+@pytest.mark.parametrize("name", TOKEN_BASELINES)
+def test_what_has_a_default_may_be_missing_from_the_batch(name):
+    data = batch_of(3)
+    weighted = compute_advantage(data.select(deepcopy=True), name, num_repeat=3).batch["advantages"]
+    del data.batch["rollout_is_weights"]
+    compute_advantage(data, name, num_repeat=3)
+    entries = ragged_batch(3).keyed() | {"rollout_is_weights": None}
+    assert torch.equal(data.batch["advantages"], estimate(name, entries)[0])
+    assert not torch.allclose(data.batch["advantages"], weighted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_input_is_refused_whatever_the_estimator(name):
+    empty = torch.zeros_like(batch_of().batch["response_mask"])
+    with pytest.raises(TrainingError, match="response_mask holds no 1 in 12 rows"):
+        compute_advantage(batch_of(response_mask=empty), name)
+    with pytest.raises(TrainingError, match="response_mask has shape"):
+        compute_advantage(batch_of(response_mask=empty[:, 1:]), name)
+    for rejected in ([], [0]):
+        data = batch_of()
+        rewards = data.batch["token_level_rewards"]
+        rewards[1, data.batch["response_mask"][1]] = math.nan
+        data.batch["valid"] = torch.tensor([row not in rejected for row in range(12)])
+        with pytest.raises(TrainingError, match="token_level_rewards holds NaN or inf"):
+            compute_advantage(data, name)
+    if name in GROUPED:
+        data = batch_of()
+        data.non_tensor_batch["uid"] = np.arange(12) / 2
+        with pytest.raises(TrainingError, match="index has shape"):
+            compute_advantage(data, name)
+
+
+def test_all_rows_rejected_is_no_error_but_all_zeros():
+    data = compute_advantage(batch_of(valid=torch.zeros(12, dtype=torch.bool)), "grpo")
+    assert not any(data.batch[key].any() for key in ("advantages", "returns", "loss_mask"))
+    assert data.batch["advantages"].data_ptr() != data.batch["returns"].data_ptr()
+
+
 def test_what_is_missing_or_misshapen_is_named():
+    with pytest.raises(TrainingError, match=r"Advantages need 'token_level_rewards'.*it holds .*response_mask"):
+        compute_advantage(batch_of().select(batch_keys=["response_mask"]), "grpo")
     with pytest.raises(ConfigError, match="there is no advantage estimator"):
         compute_advantage(batch_of(), "gea")
     without_values = batch_of().select(batch_keys=["token_level_rewards", "response_mask"])
@@ -173,3 +227,17 @@ def test_what_is_missing_or_misshapen_is_named():
             compute_advantage(batch_of(), "narrow")
     finally:
         del estimators.ADV_ESTIMATORS._entries["narrow"]
+
+
+def test_an_estimator_that_returns_no_number_is_refused():
+    def broken(token_level_rewards):
+        advantages = token_level_rewards.clone()
+        advantages[5] = math.nan
+        return advantages, token_level_rewards
+
+    estimators.register_adv_est("broken")(broken)
+    try:
+        with pytest.raises(TrainingError, match="advantages holds NaN or inf .* row 5"):
+            compute_advantage(batch_of(), "broken")
+    finally:
+        del estimators.ADV_ESTIMATORS._entries["broken"]

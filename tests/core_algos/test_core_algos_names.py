@@ -19,3 +19,9 @@ def test_the_facade_exports_what_it_names():
     assert all(hasattr(core_algos, name) for name in core_algos.__all__)
     assert core_algos.get_adv_estimator_fn("grpo") is core_algos.compute_grpo_outcome_advantage
     assert core_algos.get_adv_estimator_fn(AdvantageEstimator.GAE) is core_algos.compute_gae_advantage_return
+
+
+def test_the_facade_has_the_function_of_every_estimator_and_loss():
+    functions = {id(value) for value in vars(core_algos).values()}
+    assert [name for name in ADV_ESTIMATORS if id(ADV_ESTIMATORS.get(name)) not in functions] == []
+    assert [name for name in POLICY_LOSSES if id(POLICY_LOSSES.get(name)) not in functions] == []

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from burnish.config import KLControlConfig
+from burnish.conformance.batches import ragged_batch
+from burnish.conformance.references import KL_REFERENCES
 from burnish.core_algos.aggregation import agg_loss
 from burnish.core_algos.kl import (
     KL_PENALTIES,
@@ -19,8 +21,6 @@ from burnish.core_algos.kl import (
 )
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError, TrainingError
-from tests.core_algos import oracles
-from tests.core_algos.oracles import ragged_batch
 
 
 def value_and_gradient(difference: float, name: str) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def test_the_estimators_are_different_functions():
 @pytest.mark.parametrize("name", KL_PENALTIES)
 def test_value_equals_the_formula_and_the_plus_forms_have_the_gradient_of_k2(name, difference):
     value, gradient = value_and_gradient(difference, name)
-    assert value == pytest.approx(oracles.kl_value(difference, name), abs=1e-12)
+    assert value == pytest.approx(KL_REFERENCES[name](difference), abs=1e-12)
     if name.endswith("+"):
         assert gradient == pytest.approx(difference)
 
@@ -70,8 +70,15 @@ def test_what_lies_outside_the_mask_reaches_neither_loss_nor_gradient(name, rubb
     assert kl[0, 1].item() == 0.0
     assert log_prob.grad[0, 1].item() == 0.0
     assert log_prob.grad.isfinite().all()
-    unmasked = kl_penalty(log_prob, torch.tensor([[math.nan, 0.0]]), name, mask)
-    assert unmasked[0, 0].isnan()
+
+
+@pytest.mark.parametrize("name", KL_PENALTIES)
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf])
+def test_inside_the_mask_nan_of_the_policy_surfaces_and_one_of_the_reference_is_refused(name, rubbish):
+    good, bad, mask = torch.zeros(2, 2), torch.tensor([[0.0, 0.0], [0.0, rubbish]]), torch.ones(2, 2)
+    with pytest.raises(TrainingError, match="ref_logprob holds NaN or inf in 1 of the 4.*row 1, token 1"):
+        kl_penalty(good, bad, name, mask)
+    assert kl_penalty(bad.masked_fill(bad != 0, math.nan), good, name, mask)[1, 1].isnan()
 
 
 @pytest.mark.parametrize("name", KL_PENALTIES)
@@ -172,7 +179,7 @@ def test_the_reward_is_the_score_less_the_penalty(name):
         kls = []
         for t, inside in enumerate(mask):
             d = (b.old_log_probs[row, t] - b.ref_log_probs[row, t]).item()
-            kl = oracles.kl_value(d, name) if inside else 0.0
+            kl = KL_REFERENCES[name](d) if inside else 0.0
             kls += [kl] if inside else []
             assert data.batch["token_level_rewards"][row, t].item() == pytest.approx(
                 b.rewards[row, t].item() - 0.3 * kl
@@ -181,6 +188,18 @@ def test_the_reward_is_the_score_less_the_penalty(name):
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(np.mean(row_means), rel=1e-6)
     assert metrics["actor/reward_kl_penalty_coeff"] == 0.3
     assert torch.equal(data.batch["token_level_scores"], b.rewards)
+
+
+@pytest.mark.parametrize("key", ["old_log_probs", "ref_log_prob"])
+def test_a_log_prob_that_is_not_finite_is_refused_by_its_key_in_rows_that_count(key):
+    data = scored_batch(valid=torch.tensor([True] * 11 + [False]))
+    row, token = 11, int(data.batch["response_mask"][11].int().argmax())
+    data.batch[key][row, token] = math.nan
+    _, metrics = apply_kl_penalty(data, FixedKLController(0.3))
+    assert math.isfinite(metrics["actor/reward_kl_penalty"])
+    data.batch["valid"][row] = True
+    with pytest.raises(TrainingError, match=f"{key} holds NaN or inf in 1 of .*row {row}, token {token}"):
+        apply_kl_penalty(data, FixedKLController(0.3))
 
 
 def test_abstained_rows_do_not_steer_the_controller():

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from burnish.conformance.batches import ragged_batch
+from burnish.conformance.losses.term import reference_inputs
+from burnish.conformance.references import LOSS_SETTINGS, losses
 from burnish.core_algos.aggregation import LOSS_AGG_MODES
 from burnish.core_algos.value_loss import compute_value_loss
-from tests.core_algos import oracles
-from tests.core_algos.oracles import ragged_batch
+from burnish.utils.errors import TrainingError
 
 
 def test_by_hand():
@@ -27,9 +29,9 @@ def test_by_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_naive_loop(seed, mode):
     b = ragged_batch(seed)
-    loss, _ = compute_value_loss(b.log_probs, b.rewards, b.values, b.mask, 0.3, mode)
-    per_token = oracles.value_loss(b.log_probs.tolist(), b.rewards.tolist(), b.values.tolist(), 0.3)
-    expected = oracles.aggregate(per_token, b.mask.tolist(), mode, scale=b.mask.shape[1])
+    loss, _ = compute_value_loss(b.vpreds, b.returns, b.values, b.mask, 0.3, mode)
+    settings = {"loss_agg_mode": mode, "loss_scale_factor": b.mask.shape[1], "cliprange_value": 0.3}
+    expected = losses.value_loss(reference_inputs(b, weighted=False), {**LOSS_SETTINGS, **settings})
     assert loss.item() == pytest.approx(expected, rel=1e-10)
 
 
@@ -46,9 +48,24 @@ def test_what_lies_outside_the_mask_reaches_neither_loss_nor_gradient(where, rub
     assert predicted.grad.tolist() == [[-1.0, 0.0]]
 
 
-def test_nan_inside_the_mask_surfaces():
-    args = (torch.tensor([[math.nan]]), torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), 0.5)
-    assert compute_value_loss(*args)[0].isnan()
+def test_nan_of_the_critic_surfaces_and_a_constant_that_is_not_finite_is_refused_by_name():
+    good, bad = torch.zeros(1, 2), torch.tensor([[0.0, math.nan]])
+    assert compute_value_loss(bad, good, good, torch.ones(1, 2), 0.5)[0].isnan()
+    with pytest.raises(TrainingError, match="returns holds NaN or inf in 1 of the 2"):
+        compute_value_loss(good, bad, good, torch.ones(1, 2), 0.5)
+    with pytest.raises(TrainingError, match="values holds NaN or inf in 1 of the 2"):
+        compute_value_loss(good, good, bad, torch.ones(1, 2), 0.5)
+
+
+def test_a_wrong_mask_or_shape_is_refused_by_name():
+    good = torch.zeros(2, 3)
+    with pytest.raises(TrainingError, match="response_mask holds values other than 0 and 1"):
+        compute_value_loss(good, good, good, good - 1, 0.5)
+    with pytest.raises(TrainingError, match="response_mask"):
+        compute_value_loss(good, good, good, good, 0.5)
+    # TypeError: the shape annotations, which are enforced in tests.
+    with pytest.raises((TrainingError, TypeError), match="returns"):
+        compute_value_loss(good, good[:, :1], good, good + 1, 0.5)
 
 
 def test_the_gradient_is_that_of_finite_differences_and_goes_to_the_prediction_alone():

@@ -9,6 +9,7 @@ import torch
 from burnish.utils.errors import TrainingError
 from burnish.utils.torch_functional import (
     as_mask,
+    check_finite,
     check_shapes,
     masked_mean,
     masked_sum,
@@ -93,3 +94,31 @@ def test_a_mask_of_other_values_or_another_shape_is_refused_by_name():
         zero_outside(torch.ones(2, 3, dtype=torch.bool), advantages=torch.zeros(2, 1))
     with pytest.raises(TrainingError, match="values has shape"):
         check_shapes(values, values=torch.zeros(2, 1))
+
+
+def test_what_is_not_finite_inside_the_mask_is_refused_by_name_number_and_place():
+    values = torch.tensor([[NAN, 1.0, 2.0], [3.0, math.inf, -math.inf]])
+    inside = torch.tensor([[False, True, True], [True, True, True]])
+    with pytest.raises(TrainingError, match=r"returns holds NaN or inf in 2 of the 5 .* the first at row 1, token 1"):
+        check_finite(inside, values=torch.zeros(2, 3), returns=values)
+    with pytest.raises(TrainingError, match=r"scores holds NaN or inf in 1 of the 2 .* the first at row 1:"):
+        check_finite(torch.tensor([True, True]), scores=torch.tensor([0.0, NAN]))
+
+
+def test_what_is_not_finite_outside_the_mask_passes():
+    values = torch.tensor([[NAN, 1.0], [math.inf, -math.inf]], requires_grad=True)
+    check_finite(torch.tensor([[False, True], [False, False]]), values=values)
+    check_finite(torch.zeros(2, 2, dtype=torch.bool), values=values)
+
+
+def test_finite_values_pass_even_where_their_sum_overflows():
+    inside = torch.ones(1, 2, dtype=torch.bool)
+    check_finite(inside, half=torch.full((1, 2), 6e4, dtype=torch.float16), full=torch.full((1, 2), 3e38))
+    check_finite(inside, numbers=torch.tensor([[1, 2]]), nothing=torch.tensor([[True, False]]))
+
+
+def test_finiteness_is_not_looked_for_where_looking_would_wait_for_the_device():
+    mask = torch.ones(1, 2, dtype=torch.bool, device="meta")
+    check_finite(mask, values=torch.empty(1, 2, device="meta"))
+    with pytest.raises(TrainingError, match="values has shape"):
+        check_finite(mask, values=torch.empty(1, 3, device="meta"))
