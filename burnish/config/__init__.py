@@ -24,6 +24,7 @@ from burnish.config.algorithm import (
     PFPPOConfig,
     RolloutCorrectionConfig,
 )
+from burnish.config.applied import needs_old_log_probs
 from burnish.config.build import to_dict, to_yaml
 from burnish.config.critic import CriticModelConfig, FSDPCriticConfig
 from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
@@ -78,6 +79,7 @@ __all__ = [
     "check_paths",
     "load_config",
     "load_with_notices",
+    "needs_old_log_probs",
     "to_dict",
     "to_yaml",
 ]

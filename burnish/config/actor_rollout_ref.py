@@ -68,7 +68,7 @@ class PolicyLossConfig(Section):
     """kl_cov: coefficient of that term."""
     dro_beta: float = key(0.1, ge=0)
     """dro: coefficient of the squared log-ratio."""
-    rollout_correction: RolloutCorrectionConfig | None = not_a_key(lambda: None)
+    rollout_correction: RolloutCorrectionConfig | None = not_a_key(lambda: None, same_as="algorithm.rollout_correction")
     """`algorithm.rollout_correction`, for the loss of the bypass mode; set from there."""
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from burnish.config import applied, names
 from burnish.config.build import shown, value_of
+from burnish.config.idle import idle_notices
 from burnish.config.settings import Settings
 from burnish.config.trainer import PPOTrainerConfig
 
@@ -15,6 +17,9 @@ def advice(config: PPOTrainerConfig, settings: Settings) -> Iterator[str]:
     yield from sampling(config)
     yield from validation(config)
     yield from kl(config)
+    yield from policy_loss(config)
+    yield from rewards(config)
+    yield from idle_notices(config)
     yield from micro_batches(config)
     yield from critic(config, settings)
 
@@ -27,12 +32,24 @@ def sampling(config: PPOTrainerConfig) -> Iterator[str]:
         keys = " and ".join(shown(config, f"{_ROLLOUT}.{key}") for key in truncated)
         yield (
             f"{keys}: responses are sampled from a truncated distribution, while log-probs are of the whole one; the "
-            f"ratios are biased by that."
+            f"ratios are biased by that.{_uncorrected(config)}"
         )
     if not rollout.do_sample or rollout.temperature == 0:
         key = f"{_ROLLOUT}.temperature" if rollout.do_sample else f"{_ROLLOUT}.do_sample"
         equal = f", so the {rollout.n} of one prompt are equal" if rollout.n > 1 else ""
         yield f"{shown(config, key)}: training responses are greedy{equal}."
+
+
+def _uncorrected(config: PPOTrainerConfig) -> str:
+    """That a use of the rollout's log-probs does not see the truncation, as they are of the whole distribution too."""
+    correction, section = config.algorithm.rollout_correction, "algorithm.rollout_correction"
+    uses = {
+        "bypass_mode": correction.bypass_mode,
+        "rollout_is": correction.rollout_is is not None,
+        "rollout_rs": correction.rollout_rs is not None,
+    }
+    keys = " and ".join(shown(config, f"{section}.{name}") for name, is_used in uses.items() if is_used)
+    return f" {keys} leaves that bias in: the rollout's log-probs are of the whole distribution too." if keys else ""
 
 
 def validation(config: PPOTrainerConfig) -> Iterator[str]:
@@ -57,6 +74,55 @@ def kl(config: PPOTrainerConfig) -> Iterator[str]:
         yield (
             f"{shown(config, f'{_ACTOR}.kl_loss_type')}: as a loss this estimator has a gradient that is zero on "
             f"average, so it holds nothing back. k1+ has the same value and the right gradient."
+        )
+
+
+def policy_loss(config: PPOTrainerConfig) -> Iterator[str]:
+    """Keys of the loss that do less than their names say, or that a loss wants otherwise."""
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    loss, estimator = applied.policy_loss(config), config.algorithm.adv_estimator
+    if f"{_ACTOR}.loss_agg_mode" in config.set_keys and actor.loss_agg_mode != applied.loss_agg_mode(config):
+        yield (
+            f"{shown(config, f'{_ACTOR}.loss_agg_mode')}: the policy loss of {loss} weighs every sequence alike "
+            f"(seq-mean-token-mean), whatever this key says; it counts for the entropy and the KL in the loss."
+        )
+    if loss in ("dppo_tv", "dppo_kl") and f"{_ACTOR}.clip_ratio_c" not in config.set_keys:
+        yield (
+            f"{shown(config, f'{_ACTOR}.clip_ratio_c')}: {loss} truncates the ratio there, and 3 is PPO's dual clip. "
+            f"Its authors bound the ratio by 20: {_ACTOR}.clip_ratio_c=20."
+        )
+    if loss == "gspo" and max(actor.clip_ratio_low, actor.clip_ratio_high) >= 0.05:
+        yield (
+            f"{shown(config, f'{_ACTOR}.clip_ratio_high')}: gspo clips the mean ratio of a whole response, which hardly "
+            f"ever moves that far, so nothing is clipped. Its authors took clip_ratio_low=0.0003 clip_ratio_high=0.0004."
+        )
+    several = actor.ppo_epochs > 1 or actor.ppo_mini_batch_size < config.data.train_batch_size
+    if loss == "gpg" and several:
+        yield (
+            f"{shown(config, f'{_ACTOR}.policy_loss.loss_mode')} has no ratio and no clip, but a batch is used for several "
+            f"updates (ppo_mini_batch_size, ppo_epochs): nothing holds the later ones near the policy that sampled it."
+        )
+    if applied.clip_loss(config) == "vanilla" and correction.bypass_mode and correction.rollout_is is not None:
+        yield (
+            f"{shown(config, 'algorithm.rollout_correction.rollout_is')}: the weights are measured, not applied: the "
+            f"ratio of ppo_clip is to the rollout's policy already."
+        )
+    # An estimator of the user's own may read it.
+    reads_it = ":" in estimator or estimator in names.TOKEN_BASELINE_ADV_ESTIMATORS
+    if actor.calculate_sum_pi_squared and not reads_it:
+        yield (
+            f"{shown(config, f'{_ACTOR}.calculate_sum_pi_squared')}: it costs a pass over the batch, but "
+            f"algorithm.adv_estimator={estimator} does not read it."
+        )
+
+
+def rewards(config: PPOTrainerConfig) -> Iterator[str]:
+    """A length limit that is not the one of the responses."""
+    kwargs = config.reward.reward_kwargs
+    if kwargs.overlong_buffer_cfg.enable and kwargs.max_resp_len != config.data.max_response_length:
+        yield (
+            f"{shown(config, 'reward.reward_kwargs.max_resp_len')} is not {shown(config, 'data.max_response_length')}: "
+            f"the punishment of long responses counts from another length than the one where they are cut."
         )
 
 

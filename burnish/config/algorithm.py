@@ -58,9 +58,9 @@ class RolloutCorrectionConfig(Section):
     """Importance weights are truncated here."""
     rollout_rs: str | None = key(None)
     """Rejection sampling: a comma list of {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}; all of them must accept."""
-    rollout_rs_threshold: str | float | None = key(None)
+    rollout_rs_threshold: str | None = key(None)
     """Bounds of the rejection, one for all or a comma list: for k1 "lower_upper" ratios (one number v: 1/v to v), for
-    k2 and k3 an upper bound."""
+    k2 and k3 an upper bound. In a YAML file it stands in quotes, as YAML reads 0.5_2 as 0.52."""
     bypass_mode: bool = key(False)
     """Take the rollout's log-probs as the old ones, without a pass of the trainer."""
     loss_type: str = key("ppo_clip", choices=("ppo_clip", "reinforce"))
@@ -82,7 +82,7 @@ class AlgoConfig(Section):
     norm_adv_by_std_in_grpo: bool = key(True)
     """GRPO divides by the group's standard deviation; false is Dr.GRPO (arXiv:2503.20783)."""
     allow_single_sample_groups: bool = key(False)
-    """Let a group estimator run with `rollout.n=1`: baseline 0 and deviation 1."""
+    """Let a group estimator run with `rollout.n=1`: baseline 0 and deviation 1. `grpo_passk` needs two all the same."""
     use_kl_in_reward: bool = key(False)
     """Subtract the KL to the reference policy from the reward, token by token."""
     kl_penalty: str = key("kl", choices=names.KL_PENALTIES, planned=names.PLANNED_KL_PENALTIES)

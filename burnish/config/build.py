@@ -11,6 +11,8 @@ from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import coerce, is_text, show
 from burnish.utils.errors import ConfigError
 
+_CORRECTION = "algorithm.rollout_correction"
+
 
 def build(values: dict[str, Any], settings: Settings) -> PPOTrainerConfig:
     """The configuration with one value for each key of the tree, checked key by key.
@@ -132,4 +134,7 @@ def shown(config: PPOTrainerConfig, key: str) -> str:
         if source in config.set_keys:
             return f"{default} (from {config.set_keys[source]})"
         source = leaves()[source].follows
+    of_preset = key.startswith(f"{_CORRECTION}.") and value_of(config, key) != leaves()[key].default
+    if of_preset and f"{_CORRECTION}.preset" in config.set_keys:
+        return f"{default} (from {config.set_keys[f'{_CORRECTION}.preset']})"
     return f"{default} (the default)"

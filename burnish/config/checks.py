@@ -5,8 +5,9 @@ Each raises a `ConfigError` that names the keys as typed, the rule and the neare
 
 from collections.abc import Iterator
 
-from burnish.config import names
+from burnish.config.algorithm_checks import check_algorithm
 from burnish.config.build import shown, value_of
+from burnish.config.settle import settle
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.utils.errors import ConfigError
 
@@ -21,9 +22,8 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     Raises:
         ConfigError: keys contradict each other.
     """
+    check_algorithm(config)
     settle(config)
-    check_estimator(config)
-    check_clip_range(config)
     check_optimizers(config)
     check_batch_sizes(config)
     check_lengths(config)
@@ -34,48 +34,6 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     check_custom_code(config)
     if not config.data.train_files and not train_rows_given:
         raise ConfigError(f"{shown(config, 'data.train_files')}: name at least one parquet or jsonl file to train on.")
-
-
-def settle(config: PPOTrainerConfig) -> None:
-    """Values that depend on several keys: whether there is a critic, and what cuts micro-batches where no size is set."""
-    if config.critic.enable is None:
-        config.critic.enable = config.algorithm.adv_estimator == "gae"
-    actor, rollout, ref = (getattr(config.actor_rollout_ref, name) for name in ("actor", "rollout", "ref"))
-    actor.use_dynamic_bsz |= actor.ppo_micro_batch_size_per_gpu is None
-    rollout.log_prob_use_dynamic_bsz |= rollout.log_prob_micro_batch_size_per_gpu is None
-    ref.log_prob_use_dynamic_bsz |= ref.log_prob_micro_batch_size_per_gpu is None
-    config.critic.use_dynamic_bsz |= config.critic.ppo_micro_batch_size_per_gpu is None
-
-
-def check_estimator(config: PPOTrainerConfig) -> None:
-    """The estimator has what it compares: a critic, or several samples of a prompt."""
-    estimator = config.algorithm.adv_estimator
-    if estimator == "gae" and not config.critic.enable:
-        raise ConfigError(
-            f"{shown(config, 'critic.enable')}: {shown(config, 'algorithm.adv_estimator')} needs a critic. Leave the "
-            f"first out, or take an estimator without a critic, as algorithm.adv_estimator=grpo."
-        )
-    single = config.actor_rollout_ref.rollout.n == 1 and not config.algorithm.allow_single_sample_groups
-    if estimator in names.GROUP_ADV_ESTIMATORS and single:
-        raise ConfigError(
-            f"{shown(config, f'{_ROLLOUT}.n')}: algorithm.adv_estimator={estimator} compares the samples of a prompt, "
-            f"so there must be at least 2. Set {_ROLLOUT}.n=2 or more (8 is usual), or accept a baseline of 0 by "
-            f"algorithm.allow_single_sample_groups=true."
-        )
-
-
-def check_clip_range(config: PPOTrainerConfig) -> None:
-    """Clip ranges are offsets from 1; 0.8 and 1.2 are bounds, and were probably copied from a guide."""
-    actor = config.actor_rollout_ref.actor
-    low, high = actor.clip_ratio_low, actor.clip_ratio_high
-    looks_like_bounds = low < 1 < high and high - low < 1
-    if looks_like_bounds and actor.policy_loss.loss_mode == "vanilla" and not actor.allow_wide_clip:
-        raise ConfigError(
-            f"{shown(config, f'{_ACTOR}.clip_ratio_low')} and {shown(config, f'{_ACTOR}.clip_ratio_high')} look like "
-            f"bounds of the ratio, but these keys are offsets from 1. Probably meant: clip_ratio_low={1 - low:.6g} "
-            f"clip_ratio_high={high - 1:.6g}. To clip to [{1 - low:.6g}, {1 + high:.6g}] all the same, set "
-            f"{_ACTOR}.allow_wide_clip=true."
-        )
 
 
 def check_optimizers(config: PPOTrainerConfig) -> None:

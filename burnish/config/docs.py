@@ -2,8 +2,10 @@
 
 import ast
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from burnish.config import rules
 from burnish.config.schema import Leaf, leaves, sections, walk
@@ -20,7 +22,7 @@ Keys are set on the command line in Hydra's grammar, or in YAML files of the sam
 
 ```
 burnish train algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_files=[a.parquet,b.parquet]
-burnish train recipe=demo                            # a recipe: burnish/config/recipes/demo.yaml
+burnish train recipe=dapo                            # a recipe: burnish/config/recipes/dapo.yaml
 burnish train algorithm=grpo                         # a group: burnish/config/groups/algorithm/grpo.yaml
 burnish train --config-path conf --config-name mine  # conf/mine.yaml
 burnish train --cfg job ...                          # prints the composed configuration
@@ -38,7 +40,7 @@ one worker, `*_max_token_len_per_gpu` tokens of one worker.
 
 def generate() -> str:
     """The whole page."""
-    parts = [_HEAD]
+    parts = [_HEAD, *_recipes()]
     for name, section in walk(PPOTrainerConfig()):
         own = [leaf for path, leaf in leaves().items() if name and path.rpartition(".")[0] == name]
         if own:
@@ -46,6 +48,19 @@ def generate() -> str:
             parts.append("| key | default | meaning |\n|---|---|---|\n" + "".join(_row(leaf, section) for leaf in own))
     parts += [*_renamed(), *_no_effect(), *_refused()]
     return "\n".join(parts)
+
+
+def _recipes() -> Iterator[str]:
+    yield "## Recipes\n\n`recipe=NAME` or `--config-name NAME`; a recipe holds what differs from the defaults.\n"
+    files = sorted((Path(__file__).parent / "recipes").glob("*.yaml"))
+    yield "| recipe | what it is |\n|---|---|\n" + "".join(f"| `{file.stem}` | {_comment(file)} |\n" for file in files)
+
+
+def _comment(file: Path) -> str:
+    """The comment at the top of a YAML file, on one line."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comments = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.removeprefix("# ") for line in comments if "@package" not in line)
 
 
 def _first_line(cls: type[Section]) -> str:

@@ -24,6 +24,7 @@ from burnish.config.build import build
 from burnish.config.checks import check
 from burnish.config.schema import leaves, sections
 from burnish.config.settings import Setting, Settings, is_known, notices, settings_of
+from burnish.config.settle import apply_preset
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import is_text, near, show
 from burnish.utils.errors import ConfigError
@@ -111,6 +112,7 @@ def load_with_notices(
         raise _no_name(config_path)
     settings.apply(command_line)
     config = build(_resolve(settings), settings)
+    apply_preset(config, settings)
     check(config, train_rows_given=train_rows_given)
     return LoadedConfig(config=config, notices=(*notices(settings), *advice(config, settings)))
 

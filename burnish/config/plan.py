@@ -1,7 +1,8 @@
-"""The batch plan: what one step is, in every unit."""
+"""The batch plan: what one step is, in every unit, and which algorithm it follows."""
 
 from dataclasses import dataclass
 
+from burnish.config import applied
 from burnish.config.actor_rollout_ref import FSDPActorConfig
 from burnish.config.critic import FSDPCriticConfig
 from burnish.config.trainer import PPOTrainerConfig
@@ -57,6 +58,10 @@ class BatchPlan:
         actor: the policy's updates.
         critic: the critic's updates; None without a critic.
         kl: where the KL to the reference goes.
+        baselines: greedy responses that a step generates beside its samples, to be their baselines.
+        filter: what dynamic sampling does; empty without it.
+        log_prob: where the old log-probs come from, and how they are corrected.
+        loss: the policy loss with its advantages and its aggregation, as they really apply.
     """
 
     prompts: int
@@ -67,6 +72,10 @@ class BatchPlan:
     actor: UpdatePlan
     critic: UpdatePlan | None
     kl: str
+    baselines: int
+    filter: str
+    log_prob: str
+    loss: str
 
     @property
     def samples(self) -> int:
@@ -87,9 +96,15 @@ class BatchPlan:
             f"tokens   at most {self.prompt_tokens:,} + {self.response_tokens:,} = {longest:,} a sample, "
             f"{self.max_tokens:,} a step",
         ]
+        if self.baselines:
+            lines.insert(1, f"baseline {_count(self.baselines, 'greedy response')}, one to each prompt")
+        if self.filter:
+            lines.append(f"filter   {self.filter}")
+        lines.append(f"log-prob {self.log_prob}")
         if self.critic is not None:
             lines.append(self.critic.render("critic"))
         lines.append(self.actor.render("actor"))
+        lines.append(f"loss     {self.loss}")
         lines.append(f"KL       {self.kl}")
         return "\n".join(["One step:", *(f"  {line}" for line in lines)])
 
@@ -120,6 +135,10 @@ def batch_plan(config: PPOTrainerConfig, world_size: int) -> BatchPlan:
         actor=update_plan(actor, world_size),
         critic=update_plan(critic, critic_workers) if critic.enable else None,
         kl=_kl_path(config),
+        baselines=prompts if config.algorithm.adv_estimator == "remax" else 0,
+        filter=_filter(config),
+        log_prob=_log_prob(config),
+        loss=_loss(config),
     )
 
 
@@ -133,5 +152,44 @@ def _kl_path(config: PPOTrainerConfig) -> str:
     return " and ".join(parts) if parts else "none, so there is no reference policy"
 
 
+def _filter(config: PPOTrainerConfig) -> str:
+    groups, prompts = config.algorithm.filter_groups, config.data.train_batch_size
+    if not groups.enable:
+        return ""
+    most = groups.max_num_gen_batches
+    batches = f"at most {_count(most, 'batch')}" if most else "as many batches as it takes,"
+    return f"groups whose {groups.metric} varies, out of {batches} of {_count(prompts, 'prompt')}"
+
+
+def _log_prob(config: PPOTrainerConfig) -> str:
+    if config.algorithm.rollout_correction.bypass_mode:
+        source = "the rollout's, without a pass of the trainer (bypass)"
+    elif applied.needs_old_log_probs(config):
+        source = "computed by the trainer before the updates (decoupled)"
+    else:
+        source = "the update's own: one update per batch, so no pass before it"
+    return "; ".join([source, *_corrections(config)])
+
+
+def _corrections(config: PPOTrainerConfig) -> list[str]:
+    correction = config.algorithm.rollout_correction
+    parts = []
+    if correction.rollout_is is not None:
+        normalized = ", over their mean" if correction.rollout_is_batch_normalize else ""
+        parts.append(f"{correction.rollout_is} weights up to {correction.rollout_is_threshold:g}{normalized}")
+    if correction.rollout_rs is not None:
+        parts.append(f"rejection by {correction.rollout_rs} ({correction.rollout_rs_threshold})")
+    return parts
+
+
+def _loss(config: PPOTrainerConfig) -> str:
+    algorithm, name = config.algorithm, applied.policy_loss(config)
+    if name == "bypass_mode":
+        name += f" ({algorithm.rollout_correction.loss_type})"
+    resampled = f", rows resampled by score ({algorithm.pf_ppo.reweight_method})" if algorithm.use_pf_ppo else ""
+    return f"{name} on {algorithm.adv_estimator} advantages, {applied.loss_agg_mode(config)}{resampled}"
+
+
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

@@ -50,6 +50,9 @@ class RewardKwargsConfig(Section):
     """Punishment of long responses."""
     max_resp_len: int = key(None, follows="data.max_response_length", ge=1)
     """The length limit that it counts from."""
+    custom: dict[str, Any] = key({})
+    """Keys of your own manager (`reward.reward_kwargs.custom.alpha=0.3`); it reads them as
+    `config.reward_kwargs.custom["alpha"]`."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -57,6 +57,12 @@ def section(cls: type[S], **defaults: Any) -> S:
     return dataclasses.field(default_factory=lambda: cls(**defaults))  # type: ignore[return-value]
 
 
-def not_a_key(default_factory: Any) -> Any:
-    """Declares a field that is no configuration key: it is neither set, printed nor saved."""
-    return dataclasses.field(default_factory=default_factory, repr=False, compare=False, metadata={"not_a_key": True})
+def not_a_key(default_factory: Any, *, same_as: str | None = None) -> Any:
+    """Declares a field that is no configuration key: it is neither set, printed nor saved.
+
+    Args:
+        default_factory: makes the value.
+        same_as: the section of the tree that the field refers to, where it does.
+    """
+    metadata = {"not_a_key": True, "same_as": same_as}
+    return dataclasses.field(default_factory=default_factory, repr=False, compare=False, metadata=metadata)

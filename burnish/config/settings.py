@@ -1,13 +1,21 @@
 """What the user set, key by key: names brought to the tree's, and judged by the rules before anything else happens."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from burnish.config import rules
 from burnish.config.schema import Leaf, leaves, sections
 from burnish.config.values import likeness, show
 from burnish.utils.errors import ConfigError
+
+# Where users' own parts find keys of their own.
+_OWN_KEYS = (
+    ("algorithm.", "estimator", "algorithm.custom"),
+    ("reward.reward_kwargs.", "reward manager", "reward.reward_kwargs.custom"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +43,12 @@ class Setting:
         """Key and value as typed, for messages."""
         assignment = f"~{self.typed}" if self.delete else f"{self.typed}={self.text}"
         return assignment + (f" (in {self.source})" if self.source else "")
+
+
+def is_of_shipped_recipe(shown: str) -> bool:
+    """Whether a setting, as `Setting.shown` puts it, comes from a file of `burnish/config/recipes`."""
+    found = re.search(r" \(in ([\w-]+\.yaml)\)$", shown)
+    return found is not None and (Path(__file__).parent / "recipes" / found.group(1)).is_file()
 
 
 def settings_of(key: str, value: Any, text: str | None = None, source: str = "") -> Iterator[Setting]:
@@ -163,8 +177,9 @@ def unknown_key(setting: Setting) -> ConfigError:
         message += f" Keys begin with {', '.join(name for name in sections() if '.' not in name)}."
     else:
         message += " docs/config.md lists all keys."
-    if setting.typed.startswith("algorithm."):
-        message += " Keys of your own estimator go below algorithm.custom."
+    for section, whose, home in _OWN_KEYS:
+        if setting.key.startswith(section):
+            message += f" Keys of your own {whose} go below {home}."
     return ConfigError(message)
 
 

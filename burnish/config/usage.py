@@ -5,18 +5,24 @@ difference. Reads by this package and by `dataclasses` (copies, comparisons) do 
 """
 
 import dataclasses
-import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from burnish.config import rules
-from burnish.config.schema import key_fields, leaves, walk
+from burnish.config.idle import idle_keys
+from burnish.config.schema import get_field, key_fields, leaves, walk
 from burnish.config.section import Section
+from burnish.config.settings import is_of_shipped_recipe
 from burnish.config.trainer import PPOTrainerConfig
 
 _not_counted = ("burnish.config", "dataclasses", "copy", "copyreg")
+# Keys that this package acts on itself; what else reads them reads what they lead to.
+_OBEYED_HERE = {
+    "actor_rollout_ref.actor.allow_wide_clip",
+    "algorithm.rollout_correction.bypass_mode",
+    "algorithm.rollout_correction.preset",
+}
 _reads: set[str] = set()
 
 
@@ -33,6 +39,10 @@ def track_section(root: Section, path: str) -> None:
         if not hasattr(type(section), "untracked_class"):
             full = ".".join(part for part in (path, prefix) if part)
             section.__class__ = _tracked(type(section), full)  # type: ignore[assignment]
+        for field in dataclasses.fields(section):  # type: ignore[arg-type]
+            elsewhere = field.metadata.get("same_as")
+            if elsewhere and isinstance(get_field(section, field.name), Section):
+                track_section(get_field(section, field.name), elsewhere)
 
 
 def mark_read(keys: Iterable[str]) -> None:
@@ -48,22 +58,17 @@ def reads() -> frozenset[str]:
 def unread(config: PPOTrainerConfig) -> list[str]:
     """Keys that the user set and that nothing has read, under their names in the tree.
 
-    Keys that were said to have no effect, and those of a critic that does not exist, are left out: that was told.
+    Keys that were said to have no effect, here or beside the other keys, and those of a critic that does not exist, are
+    left out: that was told.
     """
     # What a recipe of ours sets and this run has no use for is nobody's mistake.
-    recipes = {key for key, shown in config.set_keys.items() if _is_in_shipped_recipe(shown)}
-    told = {key for key in config.set_keys if rules.lookup(key, rules.NO_EFFECT) is not None}
+    recipes = {key for key, shown in config.set_keys.items() if is_of_shipped_recipe(shown)}
+    told = {key for key in config.set_keys if rules.lookup(key, rules.NO_EFFECT) is not None} | set(idle_keys(config))
     if not config.critic.enable:
         told |= {key for key in config.set_keys if key.startswith("critic.")}
     # What is followed is read through the keys that follow it.
     through = {leaf.follows for leaf in leaves().values() if leaf.path in _reads}
-    return sorted(set(config.set_keys) - recipes - told - _reads - through)
-
-
-def _is_in_shipped_recipe(shown: str) -> bool:
-    """Whether a setting, as `Setting.shown` puts it, comes from a file of `burnish/config/recipes`."""
-    found = re.search(r" \(in ([\w-]+\.yaml)\)$", shown)
-    return found is not None and (Path(__file__).parent / "recipes" / found.group(1)).is_file()
+    return sorted(set(config.set_keys) - recipes - told - _OBEYED_HERE - _reads - through)
 
 
 def _tracked(cls: type[Section], prefix: str) -> type[Section]:

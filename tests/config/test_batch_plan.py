@@ -1,6 +1,8 @@
-"""The batch plan states one step in prompts, samples, updates and tokens."""
+"""The batch plan states one step in prompts, samples, updates and tokens, and the algorithm that it follows."""
 
-from burnish.config import batch_plan, load_config
+import pytest
+
+from burnish.config import batch_plan, load_config, needs_old_log_probs
 
 ACTOR = "actor_rollout_ref.actor"
 BASE = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=5"]
@@ -31,3 +33,84 @@ def test_the_plan_says_where_the_kl_goes():
     assert "no reference policy" in batch_plan(load_config([]), 1).render()
     both = load_config([f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true"])
     assert "in the reward (kl, fixed 0.001) and in the loss (low_var_kl, 0.001)" in batch_plan(both, 1).render()
+
+
+CORRECTION = "algorithm.rollout_correction"
+ONE_UPDATE = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=5"]
+
+
+def line(name: str, *overrides: str) -> str | None:
+    """The line of the plan that is called ``name``."""
+    text = batch_plan(load_config([*BASE, "algorithm.adv_estimator=grpo", *overrides]), 1).render()
+    found = [line.strip() for line in text.splitlines() if line.strip().startswith(f"{name} ")]
+    assert len(found) <= 1
+    return found[0].removeprefix(name).strip() if found else None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "source"),
+    [
+        ([], "computed by the trainer before the updates (decoupled)"),
+        ([f"{ACTOR}.ppo_mini_batch_size=8"], "the update's own: one update per batch, so no pass before it"),
+        ([f"{CORRECTION}.bypass_mode=true"], "the rollout's, without a pass of the trainer (bypass)"),
+        (
+            [f"{CORRECTION}.preset=decoupled_token_is", f"{CORRECTION}.rollout_is_batch_normalize=true"],
+            "computed by the trainer before the updates (decoupled); token weights up to 2, over their mean",
+        ),
+        (
+            [f"{CORRECTION}.preset=bypass_pg_geo_rs_seq_tis"],
+            "the rollout's, without a pass of the trainer (bypass); sequence weights up to 2; rejection by seq_mean_k1 "
+            "(0.999_1.001)",
+        ),
+    ],
+)
+def test_the_plan_says_where_the_log_probs_come_from_and_how_they_are_corrected(overrides, source):
+    assert line("log-prob", *overrides) == source
+
+
+@pytest.mark.parametrize(
+    ("overrides", "loss"),
+    [
+        ([], "vanilla on grpo advantages, token-mean"),
+        ([f"{ACTOR}.loss_agg_mode=token-sum"], "vanilla on grpo advantages, token-sum"),
+        ([f"{ACTOR}.policy_loss.loss_mode=gspo"], "gspo on grpo advantages, seq-mean-token-mean"),
+        (
+            [f"{CORRECTION}.preset=bypass_pg_is", "algorithm.adv_estimator=rloo"],
+            "bypass_mode (reinforce) on rloo advantages, token-mean",
+        ),
+        (["algorithm.use_pf_ppo=true"], "vanilla on grpo advantages, token-mean, rows resampled by score (pow)"),
+    ],
+)
+def test_the_plan_names_the_loss_and_the_aggregation_that_apply(overrides, loss):
+    assert line("loss", *overrides) == loss
+
+
+def test_the_plan_tells_of_dynamic_sampling_and_of_greedy_baselines_where_there_are_any():
+    assert line("filter") is line("baseline") is None
+    on = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"]
+    assert line("filter", *on) == "groups whose acc varies, out of at most 10 batches of 8 prompts"
+    endless = "algorithm.filter_groups.max_num_gen_batches=0"
+    assert line("filter", *on, endless) == "groups whose acc varies, out of as many batches as it takes, of 8 prompts"
+    assert line("baseline", "algorithm.adv_estimator=remax") == "8 greedy responses, one to each prompt"
+
+
+@pytest.mark.parametrize(
+    ("override", "needs"),
+    [
+        ("trainer.seed=1", False),
+        (f"{ACTOR}.ppo_mini_batch_size=4", True),
+        (f"{ACTOR}.ppo_epochs=2", True),
+        ("algorithm.use_kl_in_reward=true", True),
+        (f"{ACTOR}.use_kl_loss=true", False),
+        (f"{CORRECTION}.rollout_is=token", True),
+        (f"{CORRECTION}.preset=decoupled_k3_rs", True),
+        (f"{ACTOR}.calculate_sum_pi_squared=true", True),
+        ("algorithm.adv_estimator=optimal_token_baseline", True),
+    ],
+)
+def test_old_log_probs_are_computed_where_the_policy_moves_or_something_before_the_updates_reads_them(override, needs):
+    assert needs_old_log_probs(load_config([*ONE_UPDATE, override])) is needs
+    if override.startswith(f"{ACTOR}.calc") or "token_baseline" in override:
+        return
+    # The bypass mode takes the rollout's, whatever else is asked for.
+    assert not needs_old_log_probs(load_config([*ONE_UPDATE, override, f"{CORRECTION}.bypass_mode=true"]))

@@ -52,8 +52,19 @@ def test_every_key_follows_a_key_and_is_on_the_page():
 
 
 def test_names_are_those_of_the_registries():
+    from burnish.config.rejection import PRESETS
+    from burnish.core_algos.estimators import ADV_ESTIMATORS
+    from burnish.core_algos.policy_losses import POLICY_LOSSES
     from burnish.reward.manager import REWARD_MANAGERS
     from burnish.rollout import get_rollout_cls
 
+    assert set(names.ADV_ESTIMATORS) == set(ADV_ESTIMATORS)
+    assert set(names.POLICY_LOSSES) == set(POLICY_LOSSES)
+    assert set(names.ROLLOUT_CORRECTION_PRESETS) == set(PRESETS)
     assert set(names.REWARD_MANAGERS) == set(REWARD_MANAGERS)
     assert all(get_rollout_cls(name) for name in names.ROLLOUTS)
+
+
+def test_names_that_say_more_of_a_name_are_names():
+    assert set(names.TOKEN_BASELINE_ADV_ESTIMATORS) < set(names.GROUP_ADV_ESTIMATORS) < set(names.ADV_ESTIMATORS)
+    assert set(names.SEQUENCE_MEAN_POLICY_LOSSES) < set(names.POLICY_LOSSES)

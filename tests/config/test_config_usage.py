@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from burnish.config import FSDPActorConfig, load_config, to_dict
-from burnish.config.usage import mark_read, reads, track, unread
+from burnish.config.usage import mark_read, reads, track, track_section, unread
 
 SET = ["trainer.balance_batch=false", "actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=grpo"]
 
@@ -64,3 +64,22 @@ def test_what_only_a_shipped_recipe_sets_is_not_held_against_the_user():
     config = track(load_config(["recipe=demo", "data.train_files=x.jsonl", "trainer.balance_batch=false"]))
     assert "trainer.test_freq" in config.set_keys
     assert unread(config) == ["data.train_files", "trainer.balance_batch"]
+
+
+def test_a_section_that_is_reached_by_two_ways_is_read_by_either_also_in_another_process():
+    keys = ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.loss_type=reinforce"]
+    config = track(load_config([*keys, "algorithm.rollout_correction.bypass_mode=true"]))
+    assert unread(config) == ["algorithm.rollout_correction.loss_type", "algorithm.rollout_correction.rollout_is"]
+    assert config.actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type == "reinforce"
+    assert unread(config) == ["algorithm.rollout_correction.rollout_is"]
+    section = pickle.loads(pickle.dumps(config.actor_rollout_ref))
+    track_section(section, "actor_rollout_ref")
+    assert section.actor.policy_loss.rollout_correction.rollout_is == "token"
+    assert unread(config) == []
+
+
+def test_a_key_that_the_configuration_itself_obeys_or_leaves_idle_is_not_listed():
+    clip = ["actor_rollout_ref.actor.clip_ratio_low=0.8", "actor_rollout_ref.actor.clip_ratio_high=1.2"]
+    obeyed = ["actor_rollout_ref.actor.allow_wide_clip=true", "algorithm.rollout_correction.preset=decoupled_token_is"]
+    idle = ["actor_rollout_ref.actor.tau_pos=2", "algorithm.rollout_correction.loss_type=reinforce"]
+    assert unread(track(load_config([*clip, *obeyed, *idle]))) == [override.split("=")[0] for override in clip[::-1]]

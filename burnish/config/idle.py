@@ -1,0 +1,90 @@
+"""Keys that were set beside a choice that does not read them: another loss, another estimator, a switch that is off."""
+
+from collections.abc import Iterator
+
+from burnish.config.applied import clip_loss
+from burnish.config.build import shown, value_of
+from burnish.config.schema import leaves
+from burnish.config.settings import is_of_shipped_recipe
+from burnish.config.trainer import PPOTrainerConfig
+
+_ACTOR = "actor_rollout_ref.actor"
+_CORRECTION = "algorithm.rollout_correction"
+_OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+
+_CLIPPING = ("vanilla", "gspo", "clip_cov", "geo_mean", "cispo", "dppo_tv", "dppo_kl")
+# The losses that read a key; a loss of the user's own may read any.
+READING_LOSSES = {
+    f"{_ACTOR}.clip_ratio": _CLIPPING,
+    f"{_ACTOR}.clip_ratio_low": _CLIPPING,
+    f"{_ACTOR}.clip_ratio_high": _CLIPPING,
+    f"{_ACTOR}.clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
+    f"{_ACTOR}.tau_pos": ("sapo",),
+    f"{_ACTOR}.tau_neg": ("sapo",),
+    f"{_ACTOR}.policy_loss.clip_cov_ratio": ("clip_cov",),
+    f"{_ACTOR}.policy_loss.clip_cov_lb": ("clip_cov",),
+    f"{_ACTOR}.policy_loss.clip_cov_ub": ("clip_cov",),
+    f"{_ACTOR}.policy_loss.kl_cov_ratio": ("kl_cov",),
+    f"{_ACTOR}.policy_loss.ppo_kl_coef": ("kl_cov",),
+    f"{_ACTOR}.policy_loss.dro_beta": ("dro",),
+}
+# The estimators that read a key, likewise.
+READING_ESTIMATORS = {
+    "algorithm.gamma": ("gae", "reinforce_plus_plus"),
+    "algorithm.lam": ("gae",),
+    "algorithm.norm_adv_by_std_in_grpo": ("grpo", "grpo_vectorized", "grpo_passk", "gdpo"),
+    "algorithm.gdpo_reward_keys": ("gdpo",),
+    "algorithm.gdpo_reward_weights": ("gdpo",),
+}
+# Keys that need another one, which is off while it is false or null.
+SWITCHES = {
+    "algorithm.pf_ppo.reweight_method": "algorithm.use_pf_ppo",
+    "algorithm.pf_ppo.weight_pow": "algorithm.use_pf_ppo",
+    "algorithm.filter_groups.metric": "algorithm.filter_groups.enable",
+    "algorithm.filter_groups.max_num_gen_batches": "algorithm.filter_groups.enable",
+    f"{_CORRECTION}.rollout_is_threshold": f"{_CORRECTION}.rollout_is",
+    f"{_CORRECTION}.rollout_is_batch_normalize": f"{_CORRECTION}.rollout_is",
+    f"{_CORRECTION}.rollout_rs_threshold": f"{_CORRECTION}.rollout_rs",
+    f"{_CORRECTION}.loss_type": f"{_CORRECTION}.bypass_mode",
+    f"{_OVERLONG}.len": f"{_OVERLONG}.enable",
+    f"{_OVERLONG}.penalty_factor": f"{_OVERLONG}.enable",
+    f"{_OVERLONG}.log": f"{_OVERLONG}.enable",
+    "reward.reward_kwargs.max_resp_len": f"{_OVERLONG}.enable",
+}
+
+
+def idle_keys(config: PPOTrainerConfig) -> dict[str, str]:
+    """Keys that were set and that the other keys leave without effect, each with the reason."""
+    return {key: reason for key, reason in _unused(config) if key in config.set_keys}
+
+
+def idle_notices(config: PPOTrainerConfig) -> Iterator[str]:
+    """One sentence for each reason. Keys that are set to their defaults change nothing, and what a recipe of ours sets is
+    nobody's mistake: they are not named."""
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in idle_keys(config).items():
+        if not _is_default(config, key) and not is_of_shipped_recipe(config.set_keys[key]):
+            by_reason.setdefault(reason, []).append(shown(config, key))
+    for reason, keys in by_reason.items():
+        yield f"No effect here: {', '.join(keys)}. The reason: {reason}."
+
+
+def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    loss, estimator = clip_loss(config), config.algorithm.adv_estimator
+    for key, readers in READING_LOSSES.items():
+        if loss not in readers and ":" not in loss:
+            yield key, f"the policy loss in use is {loss}"
+    for key, readers in READING_ESTIMATORS.items():
+        if estimator not in readers and ":" not in estimator:
+            yield key, f"the advantage estimator in use is {estimator}"
+    own_manager = ":" in config.reward.reward_manager.name
+    for key, switch in SWITCHES.items():
+        if not value_of(config, switch) and not (own_manager and key.startswith("reward.reward_kwargs.")):
+            yield key, shown(config, switch)
+    if value_of(config, f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
+        yield f"{_ACTOR}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
+
+
+def _is_default(config: PPOTrainerConfig, key: str) -> bool:
+    leaf, value = leaves()[key], value_of(config, key)
+    return value == (value_of(config, leaf.follows) if leaf.follows else leaf.default)
