@@ -55,8 +55,12 @@ class BaseEngine(Protocol):
         """Hugging Face name and whole tensor of every weight."""
         ...
 
+    def non_finite_weights(self) -> list[str]:
+        """Names of weights and optimizer state that hold NaN or infinity on any rank, the same on every rank."""
+        ...
+
     def save_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
-        """Writes a folder that `load_checkpoint` and transformers read."""
+        """Writes a folder that `load_checkpoint` and transformers read; refuses a model that is not finite."""
         ...
 
     def load_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:

@@ -4,6 +4,7 @@ Everything is stored whole, so a folder written by two ranks is read by one and 
 """
 
 import json
+import math
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from burnish.engine import ranks
-from burnish.engine.layout import Layout, copy_into_parameters, named_weights
+from burnish.engine.layout import Layout, copy_into_parameters, local_parts, named_weights
 from burnish.engine.optimizer import MasterOptimizer
 from burnish.model.policy import ValueModule
 from burnish.utils.errors import CheckpointError
@@ -21,6 +22,20 @@ from burnish.utils.errors import CheckpointError
 OPTIMIZER_FILE = "optimizer.pt"
 VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_HEAD = "value_head."
+
+
+def non_finite(layout: Layout, optimizer: MasterOptimizer | None, device: torch.device) -> list[str]:
+    """Names of the weights, masters and moments that hold NaN or infinity on any rank; all ranks call it and get the same."""
+    parts = local_parts(layout) | ({} if optimizer is None else optimizer.moments())
+    # By their largest entry: one pass over the memory, and one look at the device for all of them.
+    held = [name for name, part in parts.items() if part.numel() and part.is_floating_point()]
+    largest = torch._foreach_norm([parts[name] for name in held], math.inf) if held else ()
+    broken = dict.fromkeys(parts, 0.0)
+    if largest:
+        finite = torch.stack([value.double() for value in largest]).isfinite().tolist()
+        broken |= {name: float(not is_finite) for name, is_finite in zip(held, finite, strict=True)}
+    anywhere = ranks.all_reduce_numbers(list(broken.values()), "max", device)
+    return [name for name, flag in zip(broken, anywhere, strict=True) if flag]
 
 
 def save(layout: Layout, optimizer: MasterOptimizer | None, path: Path, contents: Sequence[str]) -> None:

@@ -127,6 +127,11 @@ class FSDPEngine:
         """Whether ``module.model``'s parameters are whole and stay at their addresses, so that a rollout can read them."""
         return self._layout.shares_storage
 
+    @property
+    def all_ranks(self) -> ranks.AllRanks:
+        """Sums and values of all ranks' rows."""
+        return ranks.AllRanks(self.device)
+
     def global_batch_info(self, batch: DataProto, loss_scale_factor: float | None = None) -> dict[str, Any]:
         """The denominators of one optimizer step whose rows on this rank are ``batch``, counted over all ranks.
 
@@ -229,8 +234,24 @@ class FSDPEngine:
         """
         return named_weights(self._layout)
 
+    def non_finite_weights(self) -> list[str]:
+        """Names of the weights, masters and optimizer moments that hold NaN or infinity on any rank, the same on every rank."""
+        return checkpoint.non_finite(self._layout, self._optimizer, self.device)
+
     def save_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
-        """Writes the model in Hugging Face format and ``optimizer.pt`` to the folder ``path``."""
+        """Writes the model in Hugging Face format and ``optimizer.pt`` to the folder ``path``.
+
+        Raises:
+            CheckpointError: something in it is not finite, on every rank and before anything is written: nobody could go
+                on from such a checkpoint, and it would take the place of one that is sound.
+        """
+        broken = self.non_finite_weights()
+        if broken:
+            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+            raise CheckpointError(
+                f"{path} was not written: {broken[0]!r}{more} of the model or its optimizer holds NaN or infinity. "
+                f"The checkpoint before is unharmed; resume from it with a lower learning rate."
+            )
         checkpoint.save(self._layout, self._optimizer, Path(path), contents)
 
     def load_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:

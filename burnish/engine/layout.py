@@ -223,6 +223,19 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in module.named_buffers() if name in stored)
 
 
+def local_parts(layout: Layout) -> dict[str, Tensor]:
+    """What this rank holds of the model, by Hugging Face name: parameters, stored buffers, and masters of their own."""
+    masters = layout.masters()
+    parts: dict[str, Tensor] = {}
+    for name, parameter in layout.module.named_parameters():
+        label, part = name.removeprefix("model."), _local(parameter.detach())
+        parts[label] = part
+        if name in masters and masters[name].data_ptr() != part.data_ptr():
+            parts[f"master of {label}"] = masters[name]
+    parts |= {name.removeprefix("model."): buffer for name, buffer in _persistent_buffers(layout.module)}
+    return parts
+
+
 def copy_into_parameters(layout: Layout, source: nn.Module) -> None:
     """Copies the weights of ``source``, the same architecture whole on the CPU, into masters and compute weights."""
     weights = dict(source.named_parameters())

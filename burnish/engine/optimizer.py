@@ -37,7 +37,12 @@ class MasterOptimizer:
     def step(self, step: int) -> dict[str, float]:
         """One update at the learning rate of trainer step ``step`` (from 1); clears the gradient.
 
-        A gradient that is not finite changes nothing, neither weights nor moments: the step is skipped and counted.
+        A gradient that is not finite (or whose norm is beyond float32) changes nothing, neither weights nor moments nor
+        Adam's count of steps: the update is skipped and counted.
+
+        After a finite one nothing is looked at: it is clipped, and Adam moves a weight by a small multiple of the rate, so
+        only a rate near the largest float32 can overflow. If that happens the next gradient is not finite, and
+        `burnish.engine.checkpoint.non_finite` keeps the result out of every checkpoint.
 
         Returns:
             ``grad_norm`` before clipping, ``lr``, and ``skipped_updates`` (0 or 1).
@@ -68,6 +73,15 @@ class MasterOptimizer:
     def _clip(self, grads: list[Tensor], norm: float) -> None:
         if norm > self.config.clip_grad:
             torch._foreach_mul_(grads, self.config.clip_grad / norm)
+
+    def moments(self) -> dict[str, Tensor]:
+        """This rank's part of every moment, named as ``exp_avg of <parameter>``; the same names on every rank."""
+        return {
+            f"{key} of {name}": entry[key]
+            for name, parameter in self._parameters.items()
+            if (entry := self._adamw.state.get(parameter))
+            for key in ("exp_avg", "exp_avg_sq")
+        }
 
     def state_dict(self, keep: bool = True) -> dict[str, Any]:
         """Whole moments of every parameter by name, on the CPU, and masters where the model is saved in less precision.

@@ -61,6 +61,41 @@ def combine(name: str, a: float, b: float) -> float:
     return a + b
 
 
+class AllRanks:
+    """Sums and values of all ranks' rows, for what a loss decides over a whole mini-batch.
+
+    It is a `burnish.core_algos.collectives.Collective`. All ranks call each method together, also one without a value.
+
+    Args:
+        device: where the ranks' tensors meet; an accelerator's backend takes no others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum over the ranks, in float64, on the device of ``values``."""
+        total = values.detach().to(self.device, torch.float64, copy=True)
+        if world_size() > 1:
+            dist.all_reduce(total)
+        return total.to(values.device)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The one-dimensional ``values`` of all ranks behind each other, rank by rank; lengths may differ."""
+        if world_size() == 1:
+            return values
+        mine = values.detach().to(self.device)
+        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(world_size())]
+        dist.all_gather(lengths, torch.tensor([len(mine)], device=self.device))
+        sizes = torch.cat(lengths).tolist()
+        # Collectives take equal shapes.
+        padded = mine.new_zeros(max(sizes))
+        padded[: len(mine)] = mine
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(values.device)
+
+
 def average_(tensors: Iterable[Tensor]) -> None:
     """Replaces each tensor by its mean over the ranks, bucket by bucket."""
     if world_size() == 1:

@@ -1,4 +1,8 @@
-"""The learning rate as a pure function of the trainer's step: nothing to save, nothing to drift."""
+"""The learning rate as a pure function of the trainer's step: nothing to save, nothing to drift.
+
+A step whose updates were skipped (a gradient that is not finite, no token to train on) has its place in the schedule like any
+other: the next step's rate is the same as if there had been an update.
+"""
 
 import math
 

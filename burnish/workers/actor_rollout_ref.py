@@ -18,6 +18,7 @@ from burnish.protocol import DataProto
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_policy_loss, rollout_difference
+from burnish.workers.preparation import make_preparation
 from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
 
 
@@ -92,22 +93,28 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Samples a response for every row (``meta_info["validate"]``: by ``rollout.val_kwargs``)."""
-        sampling = self._sampling_params(validate=prompts.meta_info.get("validate", False))
+        """Samples a response for every row.
+
+        ``meta_info["validate"]``: by ``rollout.val_kwargs``. ``meta_info["greedy"]``: the most likely token every time,
+        whatever the temperature and the truncation, as ReMax's baseline needs it.
+        """
+        sampling = self._sampling_params(
+            validate=prompts.meta_info.get("validate", False), greedy=prompts.meta_info.get("greedy", False)
+        )
         self.rollout.wake_up()
         responses = self.rollout.generate(requests_from_dataproto(prompts), sampling)
         if self.config.rollout.free_cache_engine:
             self.rollout.sleep(level=1)
         return responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
 
-    def _sampling_params(self, *, validate: bool) -> SamplingParams:
+    def _sampling_params(self, *, validate: bool = False, greedy: bool = False) -> SamplingParams:
         rollout = self.config.rollout
         source = rollout.val_kwargs if validate else rollout
         return SamplingParams(
             temperature=source.temperature,
             top_p=source.top_p,
             top_k=source.top_k,
-            do_sample=source.do_sample,
+            do_sample=source.do_sample and not greedy,
             max_new_tokens=rollout.response_length,
             ignore_eos=rollout.ignore_eos,
             seed=rollout.seed,
@@ -117,30 +124,37 @@ class ActorRolloutRefWorker(Worker):
     @property
     def _temperature(self) -> float:
         """Temperature of the policy that is trained: it is the one that the training responses are sampled from."""
-        return self._sampling_params(validate=False).policy_temperature
+        return self._sampling_params().policy_temperature
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """``old_log_probs`` [batch, response]: the actor's log-probs of the responses."""
-        outputs = self._log_probs(self.engine, data, log_prob_kwargs(self.config.rollout))
-        return DataProto.from_dict(tensors={"old_log_probs": outputs})
+        """``old_log_probs`` [batch, response]: the actor's log-probs of the responses.
+
+        With ``actor.calculate_sum_pi_squared`` also ``sum_pi_squared`` [batch, response]: the sum over the vocabulary of the
+        squared probabilities of each token's distribution.
+        """
+        names = {"log_probs": "old_log_probs"}
+        if self.config.actor.calculate_sum_pi_squared:
+            names["sum_pi_squared"] = "sum_pi_squared"
+        return self._infer(self.engine, data, names, log_prob_kwargs(self.config.rollout))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """``ref_log_prob`` [batch, response]: the reference's log-probs of the responses."""
         assert self.reference is not None, "this worker was started without the reference role"
-        outputs = self._log_probs(self.reference, data, log_prob_kwargs(self.config.ref))
-        return DataProto.from_dict(tensors={"ref_log_prob": outputs})
+        return self._infer(self.reference, data, {"log_probs": "ref_log_prob"}, log_prob_kwargs(self.config.ref))
 
-    def _log_probs(self, engine: FSDPEngine, data: DataProto, batching: dict[str, int | None]) -> torch.Tensor:
-        """On the CPU, as everything that goes to the driver."""
-        outputs = engine.infer_batch(data, temperature=self._temperature, outputs=("log_probs",), **batching)
-        return outputs["log_probs"].cpu()
+    def _infer(
+        self, engine: FSDPEngine, data: DataProto, names: dict[str, str], batching: dict[str, int | None]
+    ) -> DataProto:
+        """The outputs of ``engine`` under their names in a batch; on the CPU, as everything that goes to the driver."""
+        outputs = engine.infer_batch(data, temperature=self._temperature, outputs=tuple(names), **batching)
+        return DataProto.from_dict(tensors={names[name]: value.cpu() for name, value in outputs.items()})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One pass over the planned mini-batches; the metrics are those of all ranks together."""
-        actor = self.config.actor
+        actor, batching = self.config.actor, update_kwargs(self.config.actor)
         start = time.perf_counter()
         metrics = run_mini_batches(
             self.engine,
@@ -150,7 +164,8 @@ class ActorRolloutRefWorker(Worker):
             outputs=("log_probs", "entropy"),
             temperature=self._temperature,
             loss_scale_factor=actor.loss_scale_factor or data.meta_info["max_response_length"],
-            batching=update_kwargs(actor),
+            batching=batching,
+            prepare=make_preparation(actor, self.engine, temperature=self._temperature, batching=batching),
         )
         perf = perf_metrics(self.engine, data, name="actor", seconds=time.perf_counter() - start)
         return rollout_difference(metrics) | perf

@@ -21,10 +21,16 @@ from burnish.core_algos.policy_losses import get_policy_loss_fn
 from burnish.core_algos.value_loss import compute_value_loss
 from burnish.engine import LossFn
 from burnish.protocol import DataProto
+from burnish.workers.preparation import prepared_arguments
 
 
 def make_policy_loss(config: FSDPActorConfig) -> LossFn:
-    """Policy loss - entropy_coeff * entropy + kl_loss_coef * KL, as the actor's configuration says."""
+    """Policy loss - entropy_coeff * entropy + kl_loss_coef * KL, as the actor's configuration says.
+
+    Where no pass of the trainer has compared its probabilities with the rollout's, the loss measures the difference: on the
+    tokens that are trained on, and on the policy before the first update only (`merge_updates` keeps the first
+    mini-batch's).
+    """
     policy_loss_fn = get_policy_loss_fn(config.policy_loss.loss_mode)
 
     def policy_loss(
@@ -32,8 +38,11 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         tensors = rows.tensors
         log_prob, loss_mask = outputs["log_probs"], tensors["loss_mask"]
-        # One update per batch: the policy before the update is the policy that is being differentiated.
-        old_log_prob = tensors["old_log_probs"] if "old_log_probs" in tensors else log_prob.detach()
+        # One update per batch: the policy before the update is the policy that is being differentiated. If it is NaN that
+        # is to surface in the gradient, which skips the update, and not to be refused as a constant.
+        old_log_prob = tensors.get("old_log_probs", torch.nan_to_num(log_prob.detach()))
+        prepared = prepared_arguments(tensors)
+        weights = prepared.pop("rollout_is_weights", tensors.get("rollout_is_weights", None))
         loss, pg_metrics = policy_loss_fn(
             old_log_prob,
             log_prob,
@@ -41,7 +50,8 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
             loss_mask,
             config.loss_agg_mode,
             replace(config, global_batch_info=global_batch_info),
-            tensors.get("rollout_is_weights", None),
+            weights,
+            **prepared,
         )
         dp_size = global_batch_info["dp_size"]
         metrics = {"actor/pg_loss": loss.detach() / dp_size, **pg_metrics}
@@ -55,7 +65,9 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
             loss = loss + config.kl_loss_coef * kl_loss
             metrics["actor/kl_loss"] = kl_loss.detach() / dp_size
         metrics["actor/loss"] = loss.detach() / dp_size
-        if "old_log_probs" not in tensors and "rollout_log_probs" in tensors:
+        # In bypass mode the old log-probs are the rollout's own.
+        not_compared = "old_log_probs" not in tensors or config.policy_loss.loss_mode == "bypass_mode"
+        if not_compared and "rollout_log_probs" in tensors:
             metrics |= _rollout_moments(log_prob, tensors["rollout_log_probs"], loss_mask, global_batch_info)
         return loss, metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,55 +51,71 @@ def run_mini_batches(
     temperature: float,
     loss_scale_factor: float,
     batching: dict[str, int | None],
+    prepare: Callable[[DataProto], None] | None = None,
 ) -> dict[str, float]:
     """Trains on the mini-batches that `plan_mini_batches` has laid out, in their order.
 
     Args:
         data: this rank's rows, with ``mini_batch_id`` [batch]; ``meta_info`` has ``mini_batches`` (the denominators of each
             step over all ranks) and ``global_steps`` (which decides the learning rate).
+        name: "actor" or "critic", the first part of the metrics' names.
+        prepare: called with the rows of each mini-batch before its update; see `make_preparation`.
 
     Returns:
-        The steps' metrics joined by `merge_updates`.
+        The steps' metrics joined by `merge_updates`, and ``NAME/empty_updates``: mini-batches that had no token to train on
+        on any rank, or none that ``prepare`` left, and so were no update. With no update at all there is nothing but the
+        counts.
     """
     per_step: list[dict[str, float]] = []
-    for mini_batch_id, denominators in enumerate(data.meta_info["mini_batches"]):
-        if denominators["batch_num_tokens"] == 0:
-            continue
-        rows = data.select_idxs(data.tensors["mini_batch_id"] == mini_batch_id)
+    mini_batches = data.meta_info["mini_batches"]
+    for mini_batch_id, denominators in enumerate(mini_batches):
         info: dict[str, Any] = {
             **denominators,
             "dp_size": engine.dp_size,
             "loss_scale_factor": loss_scale_factor,
         }
+        rows = data.select_idxs(data.tensors["mini_batch_id"] == mini_batch_id)
+        if prepare is not None and info["batch_num_tokens"] > 0:
+            prepare(rows)
+            info = engine.global_batch_info(rows, loss_scale_factor)
+        if info["batch_num_tokens"] == 0:
+            continue
         metrics = engine.train_batch(
             rows, loss_fn, temperature=temperature, outputs=outputs, global_batch_info=info, **batching
         )
         step_metrics = engine.optimizer_step(data.meta_info["global_steps"])
         per_step.append(metrics | {f"{name}/{key}": value for key, value in step_metrics.items()})
-    return merge_updates(per_step)
+    merged = merge_updates(per_step) if per_step else {f"{name}/skipped_updates": 0.0}
+    return merged | {f"{name}/empty_updates": float(len(mini_batches) - len(per_step))}
 
 
 def merge_updates(parts: Sequence[Mapping[str, float]], weights: Sequence[float] | None = None) -> dict[str, float]:
     """The metrics of several optimizer steps (or of several rounds of them) as one.
 
-    Counts (``skipped_updates``) add up, names that end in ``_max`` or ``_min`` and memory keep the extreme, everything else
-    is the mean.
+    Counts (``skipped_updates``, ``empty_updates``) add up, names that end in ``_max`` or ``_min`` and memory keep the extreme,
+    ``training/*`` tells of the policy that the rollout sampled from and so is the first part's, everything else is the mean.
+    A part that lacks a name, as one without any update lacks most, has no say in it.
 
     Args:
         weights: optimizer steps in each part; None counts one each.
     """
     weights = [1.0] * len(parts) if weights is None else weights
     merged: dict[str, float] = {}
-    for key in parts[0]:
-        values = [part[key] for part in parts]
-        if key.endswith("/skipped_updates"):
+    for key in dict.fromkeys(key for part in parts for key in part):
+        values = [part[key] for part in parts if key in part]
+        if key.endswith(("/skipped_updates", "/empty_updates")):
             merged[key] = sum(values)
+        elif key.startswith("training/"):
+            merged[key] = values[0]
         elif key.endswith("_max") or key.startswith("perf/max_"):
             merged[key] = max(values)
         elif key.endswith("_min"):
             merged[key] = min(values)
         else:
-            merged[key] = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+            counts = [weight for part, weight in zip(parts, weights, strict=True) if key in part]
+            # Rounds without any update may still have been timed.
+            counts = counts if any(counts) else [1.0] * len(values)
+            merged[key] = sum(v * w for v, w in zip(values, counts, strict=True)) / sum(counts)
     return merged
 
 

@@ -5,7 +5,10 @@ a forked or pickled test module has no importable name.
 """
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,10 @@ from burnish.core_algos.policy_losses import compute_policy_loss_vanilla
 from burnish.engine import FSDPEngine
 from burnish.model.load import build_causal_lm
 from burnish.protocol import DataProto
+from burnish.utils.errors import CheckpointError
 
 VOCAB = 48
+PROGRAM = Path(__file__)
 
 
 def tiny_config(**changes: Any) -> LlamaConfig:
@@ -181,6 +186,7 @@ def run_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
     case = dict(case)
     how = {key: case.pop(key) for key in ("steps", "micro_batch_size", "uneven", "mode") if key in case}
     save, load, name = case.pop("save", None), case.pop("load", None), case.pop("name")
+    poison = case.pop("poison", False)
     engine = make_engine(**case)
     result: dict[str, Any] = {}
     if load is not None:
@@ -193,10 +199,47 @@ def run_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
     outputs = ("values",) if engine.kind == "value" else ("log_probs",)
     inferred = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=outputs)
     result["log_probs"] = {name: value.cpu() for name, value in inferred.items()}
+    if poison:
+        result["poisoned"] = poisoned(engine, out / "poisoned")
     return result
 
 
-def main() -> None:
+def poisoned(engine: FSDPEngine, folder: Path) -> dict[str, Any]:
+    """What each rank says of a model whose last master holds a NaN on the last rank only, and whether anything is saved."""
+    *_, master = engine._layout.masters().values()
+    if engine.dp_rank == engine.dp_size - 1:
+        master.view(-1)[:1] = float("nan")
+    refusal = ""
+    try:
+        engine.save_checkpoint(folder)
+    except CheckpointError as error:
+        refusal = str(error)
+    return {"names": engine.non_finite_weights(), "refusal": refusal, "saved": folder.exists()}
+
+
+def run_ranks(out: Path, cases: list[dict[str, Any]], world: int = 2, program: Path = PROGRAM) -> list[dict[str, Any]]:
+    """What `main` of ``program`` has left on each rank: the results of the cases."""
+    search = os.pathsep.join([str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(program)]
+    arguments = [str(world), str(out / "store"), str(out), json.dumps(cases)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(outputs)
+    assert not any("FSDP2-wrapped" in output for output in outputs), "\n".join(outputs)
+    return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def main(run_case: Callable[[dict[str, Any], Path], dict[str, Any]] = run_case) -> None:
     """Runs the cases on this rank; every rank writes its results."""
     rank, world = int(sys.argv[1]), int(sys.argv[2])
     out = Path(sys.argv[4])

@@ -93,3 +93,46 @@ def test_stored_buffers_travel_with_the_weights(tmp_path: Path) -> None:
     assert streamed["model.layers.0.score_bias"].tolist() == [3.0] * 4
     engine.save_checkpoint(tmp_path)
     assert load_file(tmp_path / "model.safetensors")["model.layers.0.score_bias"].tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_is_not_finite_is_named_and_not_written(tmp_path: Path, dtype: str) -> None:
+    engine = make_engine(dtype=dtype)
+    assert engine.non_finite_weights() == []
+    train(engine, steps=1, micro_batch_size=4)
+    assert engine.non_finite_weights() == []
+    (name, weight), *_ = engine.named_weights()
+    weight[0, 0] = float("inf")
+    assert engine.non_finite_weights() == [name]
+    with pytest.raises(CheckpointError, match=rf"was not written: '{name}' of the model or its optimizer"):
+        engine.save_checkpoint(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_moments_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    engine = make_engine()
+    train(engine, steps=1, micro_batch_size=4)
+    assert engine._optimizer is not None
+    name, moment = next((name, each) for name, each in engine._optimizer.moments().items() if "exp_avg_sq" in name)
+    moment[0, 0] = float("nan")
+    assert engine.non_finite_weights() == [name]
+    with pytest.raises(CheckpointError, match=f"'{name}'"):
+        engine.save_checkpoint(tmp_path / "new")
+
+
+def test_a_rate_that_overflows_the_weights_is_caught_before_anything_is_saved(tmp_path: Path) -> None:
+    # The gradient is finite and clipped, so nothing is skipped: only what is left of the weights tells.
+    engine = make_engine(lr=1e39, weight_decay=0.0)
+    first = train(engine, steps=1, micro_batch_size=4)
+    assert first["updates"][0]["skipped_updates"] == 0
+    assert engine.non_finite_weights()
+    with pytest.raises(CheckpointError, match="lower learning rate"):
+        engine.save_checkpoint(tmp_path / "new")
+    assert train(engine, steps=1, micro_batch_size=4)["updates"][0]["skipped_updates"] == 1
+
+
+def test_a_model_that_is_only_read_can_be_looked_at_too() -> None:
+    engine = make_engine(dtype="bfloat16", trained=False)
+    assert engine.non_finite_weights() == []
+    dict(engine.named_weights())["model.norm.weight"][3] = float("nan")
+    assert engine.non_finite_weights() == ["model.norm.weight"]

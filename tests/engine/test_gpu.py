@@ -9,8 +9,8 @@ import torch
 from burnish.model.load import build_causal_lm
 from burnish.model.packing import pack
 from burnish.model.policy import PolicyModule, set_dtype
-from tests.engine.engine_program import make_engine, run_case, tiny_config, train
-from tests.engine.test_ranks import distance, run_ranks
+from tests.engine.engine_program import make_engine, run_case, run_ranks, tiny_config, train
+from tests.engine.test_ranks import distance
 from tests.model.tiny_models import FAMILIES, build, padded_rows, plain_log_probs, random_rows
 
 pytestmark = pytest.mark.gpu

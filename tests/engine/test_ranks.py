@@ -1,42 +1,12 @@
 """One rank and two take the same steps, sharded (FSDP2) and replicated, and read each other's checkpoints."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engine import engine_program
-from tests.engine.engine_program import run_case
-
-PROGRAM = Path(engine_program.__file__)
-REPO = PROGRAM.parents[2]
-
-
-def run_ranks(out: Path, cases: list[dict[str, Any]], world: int = 2) -> list[dict[str, Any]]:
-    """Results of the cases on each rank."""
-    search = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAM)]
-    arguments = [str(world), str(out / "store"), str(out), json.dumps(cases)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(outputs)
-    assert not any("FSDP2-wrapped" in output for output in outputs), "\n".join(outputs)
-    return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
+from tests.engine.engine_program import run_case, run_ranks
 
 
 def case(dtype: str, fsdp_size: int, module: str = "policy", **more: Any) -> dict[str, Any]:
@@ -47,13 +17,13 @@ def case(dtype: str, fsdp_size: int, module: str = "policy", **more: Any) -> dic
 
 
 CASES = [
-    case("float64", -1, save="two_float64"),
+    case("float64", -1, save="two_float64", poison=True),
     case("float64", 1),
     case("float32", -1, mode="seq-mean-token-mean"),
     case("float32", 1, mode="seq-mean-token-mean"),
     case("float32", -1, "value", save="two_value"),
     case("bfloat16", -1, save="two_bfloat16"),
-    case("bfloat16", 1),
+    case("bfloat16", 1, poison=True),
 ]
 NAMES = [each["name"] for each in CASES]
 
@@ -151,3 +121,14 @@ def test_copies_that_are_sharded_each_over_two_of_four_ranks_agree_with_one(tmp_
     cases = [case("float64", 2) | {"name": "float64-sharded-policy", "uneven": False}]
     for rank in run_ranks(tmp_path, cases, world=4):
         assert distance(rank["float64-sharded-policy"]["weights"], one_rank["float64-sharded-policy"]["weights"]) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("float64-sharded-policy", ""), ("bfloat16-replicated-policy", "master of ")]
+)
+def test_all_ranks_refuse_to_save_what_is_not_finite_on_one(name: str, prefix: str, two_ranks: Any) -> None:
+    first, second = (rank[name]["poisoned"] for rank in two_ranks[1])
+    assert first == second
+    assert first["names"] == [f"{prefix}model.norm.weight"]
+    assert f"'{prefix}model.norm.weight' of the model" in first["refusal"]
+    assert not first["saved"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from burnish.config import FSDPActorConfig, FSDPCriticConfig
+from burnish.config.actor_rollout_ref import PolicyLossConfig
 from burnish.protocol import DataProto
 from burnish.workers.losses import make_policy_loss, make_value_loss, rollout_difference
 
@@ -51,6 +52,26 @@ def test_the_difference_to_the_rollout_is_that_of_the_whole_batch_however_it_is_
     correlation = torch.corrcoef(torch.stack([ours, theirs]))[0, 1].item()
     assert found["training/rollout_actor_probs_pearson_corr"] == pytest.approx(correlation, rel=1e-6)
     assert not [key for key in found if "moment" in key]
+
+
+def test_only_what_no_pass_has_compared_is_measured_in_the_update():
+    outputs, rows = rows_of(3)
+    info, keys = info_of(rows.tensors["loss_mask"]), {}
+    for loss_mode in ("vanilla", "bypass_mode"):
+        for has_old in (False, True):
+            batch = rows.select()
+            if has_old:
+                batch.tensors["old_log_probs"] = rows.tensors["rollout_log_probs"]
+            config = FSDPActorConfig(policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+            _, metrics = make_policy_loss(config)(outputs, batch, info)
+            keys[loss_mode, has_old] = "training/rollout_probs_diff_max" in metrics
+    # In bypass mode the old log-probs are the rollout's, and compare nothing.
+    assert keys == {
+        ("vanilla", False): True,
+        ("vanilla", True): False,
+        ("bypass_mode", False): True,
+        ("bypass_mode", True): True,
+    }
 
 
 def test_engines_that_agree_have_no_difference_and_no_undefined_correlation():
