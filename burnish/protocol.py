@@ -62,9 +62,10 @@ BATCH_KEYS: dict[str, BatchKey] = {
     "rollout_log_probs":      BatchKey("rollout",    "right", 0.0,       "",                     "log softmax(logits / T) of each token, by the rollout engine", _F),
     "policy_version":         BatchKey("rollout",    None,    0,         "",                     "trainer step after which the rollout got the weights that sampled the row", _I),
     "finish_reason":          BatchKey("rollout",    None,    "",        "",                     "stop, length or abort"),
-    "reward_baselines":       BatchKey("rollout",    None,    0.0,       "adv_estimator=remax",  "score of the greedy response to the row's prompt", _F),
+    "reward_baselines":       BatchKey("rollout",    None,    0.0,       "adv_estimator=remax",  "score of the greedy response to the row's prompt, NaN where it has none", _F),
     "token_level_scores":     BatchKey("reward",     "right", 0.0,       "",                     "score on the token it is for, usually the last one sampled", _F),
     "valid":                  BatchKey("reward",     None,    False,     "",                     "false where the row could not be scored", _B),
+    "reward_components":      BatchKey("reward",     None,    0.0,       "adv_estimator=gdpo",   "the numbers that gdpo_reward_keys names, one column each", _F),
     "rm_scores":              BatchKey("reward",     "right", 0.0,       "reward model",         "score of the reward model, on the last token", _F),
     "old_log_probs":          BatchKey("log_probs",  "right", 0.0,       "",                     "log-prob of each token under the policy before the updates", _F),
     "ref_log_prob":           BatchKey("log_probs",  "right", 0.0,       "KL in reward or loss", "log-prob of each token under the reference", _F),
@@ -75,6 +76,7 @@ BATCH_KEYS: dict[str, BatchKey] = {
     "returns":                BatchKey("advantages", "right", 0.0,       "",                     "what the critic is to predict before each token", _F),
     "loss_mask":              BatchKey("advantages", "right", False,     "",                     "true where the token is trained on", _B),
     "rollout_is_weights":     BatchKey("advantages", "right", 0.0,       "rollout correction",   "importance weight of each token", _F),
+    "choice_noise":           BatchKey("updates",    "right", 0.0,       "loss chooses tokens",  "uniform in [0, 1), decides which tokens a policy loss draws", _F),
     "mini_batch_id":          BatchKey("updates",    None,    0,         "",                     "number of the mini-batch the row belongs to", _I),
 }
 # fmt: on

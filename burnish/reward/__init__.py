@@ -8,6 +8,7 @@ from burnish.reward.compute_score import (
     get_custom_reward_fn,
 )
 from burnish.reward.manager import (
+    DAPORewardManager,
     NaiveRewardManager,
     RewardManager,
     get_reward_manager_cls,
@@ -18,6 +19,7 @@ from burnish.reward.result import RewardResult
 
 __all__ = [
     "SCORE_FUNCTIONS",
+    "DAPORewardManager",
     "NaiveRewardManager",
     "RewardManager",
     "RewardResult",

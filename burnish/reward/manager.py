@@ -22,6 +22,7 @@ from burnish.reward.compute_score import (
     get_custom_reward_fn,
 )
 from burnish.reward.result import RewardResult, Score, read_score
+from burnish.reward.shaping import check_overlong_buffer, punish_overlong, with_acc
 from burnish.utils.console import console
 from burnish.utils.errors import RewardError
 from burnish.utils.foreign_code import Caught
@@ -83,6 +84,8 @@ class NaiveRewardManager:
     of that row (``reward.on_error``): ``abstain`` gives the row no score, counts it and logs the first traceback of
     each call; ``raise`` stops. NaN and infinities are no score either, and are counted.
 
+    With ``reward.reward_kwargs.overlong_buffer_cfg.enable`` long responses are punished, see `punish_overlong`.
+
     Args:
         num_examine: responses of each data source that are printed, over the manager's life.
     """
@@ -100,6 +103,8 @@ class NaiveRewardManager:
         self.num_examine = num_examine
         self._examined: dict[str, int] = {}
         check_score_function(self.compute_score)
+        if self.config.reward_kwargs.overlong_buffer_cfg.enable:
+            check_overlong_buffer(self.config.reward_kwargs)
 
     def __call__(self, data: DataProto) -> RewardResult:
         """Scores every row of ``data``.
@@ -113,7 +118,13 @@ class NaiveRewardManager:
         scores = self._score_all(rows)
         self._check_failures(scores)
         self._examine(rows, scores)
-        return _to_result(scores, data.batch["response_mask"])
+        last_token = _last_token(data.batch["response_mask"])
+        return _to_result(self._shape(scores, last_token + 1), last_token, data.batch["response_mask"].shape)
+
+    def _shape(self, scores: list[Score], lengths: torch.Tensor) -> list[Score]:
+        """What is made of the function's scores, given each response's length [batch]."""
+        kwargs = self.config.reward_kwargs
+        return punish_overlong(scores, lengths, kwargs) if kwargs.overlong_buffer_cfg.enable else scores
 
     def _read_rows(self, batch: TensorDict, columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         """The arguments of the reward function, row by row."""
@@ -191,6 +202,15 @@ class NaiveRewardManager:
             console.print(f"[{source}] score {score.value}, truth {row['ground_truth']!r}\n{row['solution_str']}")
 
 
+@register_reward_manager("dapo")
+class DAPORewardManager(NaiveRewardManager):
+    """As `NaiveRewardManager`, and every score is also the extra ``acc``, as it was before any punishment of length:
+    what dynamic sampling compares, and what validation reports (DAPO, arXiv:2503.14476)."""
+
+    def _shape(self, scores: list[Score], lengths: torch.Tensor) -> list[Score]:
+        return super()._shape(with_acc(scores), lengths)
+
+
 def _own_containers(value: Any) -> Any:
     """``value`` with dicts and lists of its own, at any depth."""
     if isinstance(value, dict):
@@ -205,12 +225,11 @@ def _last_token(response_mask: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(numbered, (1, 0)).amax(-1) - 1
 
 
-def _to_result(scores: list[Score], response_mask: torch.Tensor) -> RewardResult:
+def _to_result(scores: list[Score], last_token: torch.Tensor, shape: torch.Size) -> RewardResult:
     """Scores as tensors. A row without a token of the policy has no place for a score: it is not valid."""
-    last_token = _last_token(response_mask)
     valid = torch.tensor([score.value is not None for score in scores], dtype=torch.bool) & (last_token >= 0)
     values = torch.tensor([score.value or 0.0 for score in scores], dtype=torch.float32)
-    token_level_scores = torch.zeros(response_mask.shape, dtype=torch.float32)
+    token_level_scores = torch.zeros(shape, dtype=torch.float32)
     rows = valid.nonzero().squeeze(-1)
     token_level_scores[rows, last_token[rows]] = values[rows]
     extras: dict[str, np.ndarray] = {}

@@ -9,7 +9,8 @@ import torch
 from burnish.protocol import BATCH_KEYS, DataProto
 from burnish.utils.errors import RewardError
 
-_PREFIX = "reward_extra/"
+EXTRA_PREFIX = "reward_extra/"
+"""Before the name of an extra that is taken otherwise."""
 _LARGEST = torch.finfo(torch.float32).max
 # Names under which the framework keeps numbers of its own.
 _FRAMEWORK_NAMES = frozenset(BATCH_KEYS) | {"score", "reward", "rewards", "loss", "step", "epoch", "index"}
@@ -38,7 +39,7 @@ class RewardResult:
         An extra that is named like a column of the batch is prefixed too.
         """
         taken = batch.non_tensor_batch
-        extras = {f"{_PREFIX}{name}" if name in taken else name: values for name, values in self.extras.items()}
+        extras = {f"{EXTRA_PREFIX}{name}" if name in taken else name: values for name, values in self.extras.items()}
         tensors = {"token_level_scores": self.token_level_scores, "valid": self.valid}
         return batch.union(DataProto.from_dict(tensors=tensors, non_tensors=extras))
 
@@ -92,4 +93,4 @@ def _plain(value: Any) -> Any:
 
 def extra_name(name: str) -> str:
     """The name under which an extra is kept: its own, or prefixed where the framework uses that name."""
-    return f"{_PREFIX}{name}" if name in _FRAMEWORK_NAMES else name
+    return f"{EXTRA_PREFIX}{name}" if name in _FRAMEWORK_NAMES else name

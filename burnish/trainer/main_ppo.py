@@ -188,13 +188,15 @@ class TaskRunner:
         )
 
     def check(self, trainer: RayPPOTrainer) -> None:
-        """What can be known to fail before workers start: code and checkpoints that are named, folders to write to.
+        """What can be known to fail before workers start: code, checkpoints and numbers of the reward function that are
+        named, folders to write to.
 
         Raises:
             ConfigError: names the key.
         """
         from burnish.rollout import get_rollout_cls
         from burnish.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+        from burnish.trainer.ppo.reward_probe import check_reward_numbers
         from burnish.utils.tracking import check_loggers
 
         config = trainer.config
@@ -202,6 +204,14 @@ class TaskRunner:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
         check_loggers(config.trainer.logger)
+        eos, pad = trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id
+        check_reward_numbers(
+            config.algorithm,
+            trainer.reward_fn,
+            trainer.train_dataset,
+            trainer.train_dataloader.collate_fn,
+            eos=pad if eos is None else eos,
+        )
         if config.trainer.resume_mode in ("must", "resume_path"):
             try:
                 trainer.checkpoints.find()

@@ -167,7 +167,7 @@ def test_updates_that_are_skipped_too_often_end_the_run(tmp_path):
 
 
 class WithPoisonedScores(TaskRunner):
-    """From the second step on, advantages are infinite: the gradient is not finite."""
+    """From the second step on, advantages are so large that the gradient is not finite."""
 
     def build_trainer(self, config, parts):
         trainer = super().build_trainer(config, parts)
@@ -176,7 +176,7 @@ class WithPoisonedScores(TaskRunner):
         def poisoned(batch):
             batch = compute(batch)
             if trainer.global_steps >= 2:
-                batch.tensors["advantages"] = torch.full_like(batch.tensors["advantages"], torch.inf)
+                batch.tensors["advantages"] = torch.full_like(batch.tensors["advantages"], 3e38)
             return batch
 
         trainer._compute_advantage = poisoned

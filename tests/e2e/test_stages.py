@@ -1,5 +1,7 @@
 """After each stage exactly the keys of the table in burnish/protocol.py are in the batch."""
 
+from itertools import pairwise
+
 import pytest
 
 from burnish.protocol import DataProto
@@ -30,7 +32,7 @@ class Recorder(TaskRunner):
     def build_trainer(self, config, parts):
         trainer = super().build_trainer(config, parts)
         type(self).seen = {}
-        for name in STAGES:
+        for name in [*STAGES, "_filter_groups"]:
             setattr(trainer, name, self._recording(name, getattr(trainer, name)))
         return trainer
 
@@ -81,6 +83,59 @@ def test_ppo_with_critic_and_kl_adds_every_key_of_the_table(tmp_path):
         REWARD | old | ref | values,
         REWARD | old | ref | values | {"token_level_rewards", "advantages", "returns", "loss_mask"},
     ]
+
+
+ADVANTAGES = {"token_level_rewards", "advantages", "returns", "loss_mask"}
+
+
+def added(seen):
+    """The tensors that each stage from the rollout on adds to those that were there."""
+    tensors = [seen[name][0] for name in STAGES]
+    assert all(before <= after for before, after in pairwise(tensors))
+    return {name: after - before for name, before, after in zip(STAGES[1:], tensors, tensors[1:], strict=False)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stage", "keys"),
+    [
+        (["algorithm.adv_estimator=remax"], "_generate", {"reward_baselines"}),
+        (
+            ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[score,acc]"],
+            "_compute_reward",
+            {"reward_components"},
+        ),
+        (
+            ["algorithm.adv_estimator=optimal_token_baseline"],
+            "_compute_old_log_prob",
+            {"old_log_probs", "sum_pi_squared"},
+        ),
+        (["algorithm.rollout_correction.bypass_mode=true"], "_compute_old_log_prob", {"old_log_probs"}),
+        (["algorithm.use_pf_ppo=true"], "_compute_advantage", set()),
+    ],
+    ids=["remax", "gdpo", "optimal-token-baseline", "bypass", "pf-ppo"],
+)
+def test_a_variant_adds_its_keys_in_one_stage_and_none_in_the_others(tmp_path, overrides, stage, keys):
+    usual = {
+        "_generate": ROLLOUT - {"input_ids", "attention_mask", "position_ids"},
+        "_compute_reward": {"token_level_scores", "valid"},
+        "_compute_old_log_prob": set(),
+        "_compute_ref_log_prob": set(),
+        "_compute_values": set(),
+        "_compute_advantage": ADVANTAGES,
+    }
+    seen = record(tmp_path, *overrides)
+    assert added(seen) == usual | {stage: usual[stage] | keys}
+
+
+def test_a_corrected_rollout_brings_old_log_probs_and_weights(tmp_path):
+    stages = added(record(tmp_path, "algorithm.rollout_correction.rollout_is=token"))
+    assert stages["_compute_old_log_prob"] == {"old_log_probs"}
+    assert stages["_compute_advantage"] == ADVANTAGES | {"rollout_is_weights"}
+
+
+def test_the_filter_adds_nothing(tmp_path):
+    seen = record(tmp_path, "algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc")
+    assert seen["_filter_groups"] == seen["_compute_reward"] == seen["_compute_old_log_prob"]
 
 
 def test_rows_carry_their_identity_through_every_stage(tmp_path):

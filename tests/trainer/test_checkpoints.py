@@ -1,10 +1,12 @@
 """A checkpoint is there whole or not at all, and the newest is never the one that is deleted."""
 
 import pytest
+import torch
 
 from burnish.config import TrainerConfig
-from burnish.trainer.ppo.checkpoint import STATE, CheckpointManager
+from burnish.trainer.ppo.checkpoint import STATE, TRACKER, CheckpointManager
 from burnish.utils.errors import CheckpointError
+from tests.engine.engine_program import make_engine
 
 
 def manager_of(folder, keep=None, mode="auto", path=None) -> CheckpointManager:
@@ -32,8 +34,25 @@ def test_a_save_that_fails_half_way_leaves_the_old_checkpoint(tmp_path, error):
         manager.write_state(folder, {"global_steps": 2})
         raise error
     assert manager.find() == str(tmp_path / "global_step_1")
+    assert names(tmp_path) == {"global_step_1"}
+    assert (tmp_path / TRACKER).read_text() == "1"
     save(manager, 3)
     assert names(tmp_path) == {"global_step_3"}
+
+
+def test_a_model_that_is_not_finite_leaves_the_last_sound_checkpoint_to_resume_from(tmp_path):
+    manager, engine = manager_of(tmp_path, keep=1), make_engine()
+    with manager.writing(1) as folder:
+        engine.save_checkpoint(f"{folder}/actor")
+        manager.write_state(folder, {"global_steps": 1})
+    sound = {name: weight.clone() for name, weight in engine.named_weights()}
+    name, weight = next(iter(engine.named_weights()))
+    weight.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match=name), manager.writing(2) as folder:
+        engine.save_checkpoint(f"{folder}/actor")
+    assert names(tmp_path) == {"global_step_1"}
+    engine.load_checkpoint(f"{manager.find()}/actor")
+    assert all(torch.equal(weight, sound[name]) for name, weight in engine.named_weights())
 
 
 def test_a_step_that_is_saved_again_replaces_itself(tmp_path):

@@ -6,7 +6,6 @@ import torch
 
 from burnish.protocol import DataProto
 from burnish.trainer.ppo.mini_batches import plan_mini_batches
-from burnish.utils.errors import TrainingError
 
 
 def make_batch(num_prompts: int, n: int, num_response: int = 6, seed: int = 0) -> DataProto:
@@ -96,8 +95,10 @@ def test_balancing_evens_out_the_tokens_per_rank():
     assert spread(True) <= 50
 
 
-def test_a_batch_without_a_token_to_train_on_is_refused():
-    batch = make_batch(2, 2)
-    batch.batch["loss_mask"][:] = False
-    with pytest.raises(TrainingError, match="None of the 4 rows has a token to train on"):
-        plan_mini_batches(batch, num_prompts=2, dp_size=1)
+def test_a_mini_batch_without_a_token_keeps_its_place():
+    batch = make_batch(4, 2)
+    batch.batch["loss_mask"][:4] = False
+    planned = plan_mini_batches(batch, num_prompts=2, dp_size=2)
+    counts = [info["batch_num_tokens"] for info in planned.meta_info["mini_batches"]]
+    assert counts == [0, int(batch.batch["loss_mask"].sum())]
+    assert planned.batch["mini_batch_id"].tolist() == [0, 0, 1, 1] * 2

@@ -1,12 +1,15 @@
 """Several optimizer steps of one trainer step: how their metrics become one, and when skipped ones end the run."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from burnish.config import FSDPActorConfig
-from burnish.protocol import DataProto
-from burnish.trainer.ppo.updates import SkippedUpdates, update_in_passes
+from burnish.config import FSDPActorConfig, FSDPCriticConfig
+from burnish.config.actor_rollout_ref import PolicyLossConfig
+from burnish.protocol import DataProto, object_array
+from burnish.trainer.ppo.updates import SkippedUpdates, dump_batch, update_in_passes
 from burnish.utils.errors import TrainingError
 from burnish.workers.updates import merge_updates
 
@@ -36,7 +39,9 @@ def passes(config: FSDPActorConfig, batch: DataProto, step: int = 1) -> tuple[li
         assert planned.meta_info["global_steps"] == step
         assert planned.meta_info["max_response_length"] == 9
         call = float(len(orders))
-        return [{"actor/pg_loss": call, "actor/skipped_updates": 1.0, "perf/max_memory_allocated_gb": 5 - call}]
+        empty = float(sum(info["batch_num_tokens"] == 0 for info in planned.meta_info["mini_batches"]))
+        counts = {"actor/skipped_updates": 1.0, "actor/empty_updates": empty}
+        return [{"actor/pg_loss": call, "perf/max_memory_allocated_gb": 5 - call, **counts}]
 
     metrics, num_updates = update_in_passes(
         update, batch, config, dp_size=1, balance=True, step=step, max_response_length=9
@@ -51,11 +56,14 @@ def config_of(**settings) -> FSDPActorConfig:
 def test_means_are_over_all_updates_counts_add_up_and_memory_keeps_the_most():
     _, metrics, num_updates = passes(config_of(ppo_epochs=3), batch_of(6))
     assert num_updates == 9
-    assert metrics == {"actor/pg_loss": 2.0, "actor/skipped_updates": 3.0, "perf/max_memory_allocated_gb": 4.0}
+    counts = {"actor/skipped_updates": 3.0, "actor/empty_updates": 0.0}
+    assert metrics == {"actor/pg_loss": 2.0, "perf/max_memory_allocated_gb": 4.0, **counts}
 
 
 def test_a_mini_batch_without_a_token_is_no_update():
-    assert passes(config_of(), batch_of(6, empty=2))[2] == 2
+    _, metrics, num_updates = passes(config_of(ppo_epochs=2), batch_of(6, empty=2))
+    assert num_updates == 4
+    assert metrics["actor/empty_updates"] == 2.0
 
 
 def test_every_pass_and_every_step_has_an_order_of_its_own_that_the_seed_decides():
@@ -77,19 +85,88 @@ def test_extremes_stay_extremes_and_weights_count():
     assert merge_updates(parts, [3, 1])["a"] == 2.5
 
 
-def watch(limit: int, *steps: tuple[str, int]) -> None:
-    """(name, skipped of 2 updates) for every call."""
-    skipped = SkippedUpdates(limit)
-    for step, (name, count) in enumerate(steps, 1):
-        skipped.watch(name, {f"{name}/skipped_updates": float(count)}, 2, step)
+def noise_of(batch: DataProto, config: FSDPActorConfig | FSDPCriticConfig, dp_size: int = 1, step: int = 1) -> list:
+    """The planned passes as (row, noise of its tokens) by row, without the rows that fill up."""
+    found = []
+
+    def update(planned: DataProto) -> list[dict[str, float]]:
+        if "choice_noise" not in planned.tensors:
+            found.append(None)
+            return [{"x/empty_updates": 0.0}]
+        kept = planned.tensors["loss_mask"].any(-1)
+        rows, noise = planned.tensors["row"][kept].tolist(), planned.tensors["choice_noise"][kept].tolist()
+        found.append(sorted(zip(rows, noise, strict=True)))
+        return [{"x/empty_updates": 0.0}]
+
+    update_in_passes(update, batch, config, dp_size=dp_size, balance=True, step=step, max_response_length=9)
+    return found
 
 
-def test_a_critic_that_learns_does_not_hide_a_policy_that_does_not():
-    with pytest.raises(TrainingError, match="no gradient of the actor was finite in 2 steps"):
-        watch(1, ("critic", 0), ("actor", 2), ("critic", 0), ("actor", 2))
+def test_noise_belongs_to_the_row_whatever_the_ranks_and_the_order():
+    config = config_of(policy_loss=PolicyLossConfig(loss_mode="clip_cov"), ppo_epochs=2)
+    batch = batch_of(7)
+    one = noise_of(batch, config)
+    shuffled = config_of(policy_loss=PolicyLossConfig(loss_mode="clip_cov"), ppo_epochs=2, shuffle=True)
+    assert one == noise_of(batch, config, dp_size=2) == noise_of(batch, shuffled, dp_size=3)
+    assert len(one) == 2
+    assert one[0] != one[1] != noise_of(batch, config, step=2)[0]
+    values = torch.tensor([noise for _, noise in one[0]])
+    assert values.shape == (7, 3)
+    assert bool(((values >= 0) & (values < 1)).all())
+    assert "choice_noise" not in batch.tensors
 
 
-def test_a_step_in_which_one_update_was_made_starts_the_count_anew():
-    watch(1, ("actor", 2), ("actor", 1), ("actor", 2), ("actor", 0), ("actor", 2))
+@pytest.mark.parametrize(
+    "config",
+    [config_of(), FSDPCriticConfig(data_loader_seed=1, ppo_epochs=1, ppo_mini_batch_size=4, shuffle=False)],
+)
+def test_losses_that_choose_nothing_get_no_noise(config):
+    assert set(noise_of(batch_of(4), config)) == {None}
+
+
+def watch(limit: int, folder: Path, *steps: tuple[str, int, int]) -> None:
+    """(name, skipped, empty of 2 mini-batches) for every call."""
+    skipped = SkippedUpdates(limit, folder)
+    for step, (name, count, empty) in enumerate(steps, 1):
+        metrics = {f"{name}/skipped_updates": float(count), f"{name}/empty_updates": float(empty)}
+        skipped.watch(name, metrics, 2 - empty, step, batch_of(3))
+
+
+def test_a_critic_that_learns_does_not_hide_a_policy_that_does_not(tmp_path):
+    with pytest.raises(TrainingError, match="Step 4: the actor was not updated in 2 steps in a row"):
+        watch(1, tmp_path, ("critic", 0, 0), ("actor", 2, 0), ("critic", 0, 0), ("actor", 2, 0))
+
+
+def test_a_step_in_which_one_update_was_made_starts_the_count_anew(tmp_path):
+    none, one, all_skipped = ("actor", 0, 0), ("actor", 1, 0), ("actor", 2, 0)
+    watch(1, tmp_path, all_skipped, one, all_skipped, none, all_skipped)
     with pytest.raises(TrainingError):
-        watch(1, ("actor", 2), ("actor", 1), ("actor", 2), ("actor", 2))
+        watch(1, tmp_path, all_skipped, one, all_skipped, all_skipped)
+
+
+def test_steps_without_a_token_and_skipped_ones_are_both_steps_without_an_update(tmp_path):
+    with pytest.raises(TrainingError, match=r"1 had a gradient that was not finite, and 1 had no token to train on"):
+        watch(1, tmp_path, ("actor", 0, 2), ("actor", 1, 1))
+    watch(1, tmp_path, ("actor", 0, 2), ("actor", 0, 1), ("actor", 0, 2))
+
+
+def test_the_batch_is_left_behind_where_the_message_says(tmp_path):
+    with pytest.raises(TrainingError) as error:
+        watch(0, tmp_path / "run", ("actor", 2, 0))
+    file = tmp_path / "run" / "failed_batch_step_1"
+    assert f"The batch is in {file}" in str(error.value)
+    assert DataProto.load_from_disk(str(file)).tensors["row"].tolist() == [0, 1, 2]
+
+
+def test_what_a_file_cannot_hold_is_left_out_of_the_dump(tmp_path):
+    batch = batch_of(3)
+    batch.non_tensor_batch["tool"] = object_array([object()] * 3)
+    dumped = DataProto.load_from_disk(str(dump_batch(batch, tmp_path, 7)))
+    assert list(dumped.non_tensor_batch) == ["uid"]
+    assert dumped.tensors["row"].tolist() == [0, 1, 2]
+
+
+def test_a_disk_that_takes_nothing_does_not_hide_why_the_run_ends(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(TrainingError, match=r"not updated in 1 steps.*could not be written"):
+        watch(0, tmp_path / "file", ("actor", 2, 0))

@@ -32,14 +32,22 @@ class CheckpointManager:
 
     @contextmanager
     def writing(self, step: int) -> Iterator[str]:
-        """A folder to write checkpoint ``step`` into; it gets its final name when the block ends without an error."""
+        """A folder to write checkpoint ``step`` into; it gets its final name when the block ends without an error.
+
+        An error in the block removes the folder and leaves every other checkpoint, and which is the last, as they were.
+        """
         final = self.root / f"global_step_{step}"
         temporary = self.root / f"tmp_global_step_{step}"
         # Also what a run that died while saving has left.
         for left_over in self.root.glob("tmp_global_step_*"):
             shutil.rmtree(left_over)
         temporary.mkdir(parents=True)
-        yield str(temporary)
+        try:
+            yield str(temporary)
+        except BaseException:
+            # Other ranks may still be writing; what they leave is removed before the next checkpoint.
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         if final.exists():
             # Out of the way, not gone, until the new one has its name.
             final.rename(self.root / f"tmp_global_step_{step}_old")

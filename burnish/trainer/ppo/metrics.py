@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
+from burnish.config import PPOTrainerConfig
 from burnish.protocol import DataProto
+from burnish.trainer.ppo.roles import need_critic
 
 NON_DETERMINISTIC_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/")
 
@@ -78,12 +80,15 @@ def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
     return metrics
 
 
-def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
-    """Seconds per stage, and milliseconds per token of the tokens that the stage works on."""
-    num_response_tokens = int(batch.tensors["response_mask"].sum())
+def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float], num_gen_tokens: int) -> dict[str, float]:
+    """Seconds per stage, and milliseconds per token of the tokens that the stage works on.
+
+    Args:
+        num_gen_tokens: tokens that were sampled in the step; dynamic sampling leaves some of them out of the batch.
+    """
     num_tokens = int(batch.tensors["attention_mask"].sum())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
-    worked_on = {"gen": num_response_tokens} | dict.fromkeys(
+    worked_on = {"gen": num_gen_tokens} | dict.fromkeys(
         ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), num_tokens
     )
     for name, tokens in worked_on.items():
@@ -100,4 +105,16 @@ def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float]
         "perf/total_num_tokens": float(num_tokens),
         "perf/time_per_step": seconds,
         "perf/throughput": num_tokens / (seconds * n_gpus),
+    }
+
+
+def compute_step_metrics(
+    batch: DataProto, timing_raw: Mapping[str, float], config: PPOTrainerConfig, *, num_gen_tokens: int, n_gpus: int
+) -> dict[str, float]:
+    """What there is to say of a finished step: its batch, its seconds, its pace."""
+    data = config.data
+    return {
+        **compute_data_metrics(batch, need_critic(config), data.max_prompt_length, data.max_response_length),
+        **compute_timing_metrics(batch, timing_raw, num_gen_tokens),
+        **compute_throughout_metrics(batch, timing_raw, n_gpus),
     }

@@ -8,7 +8,6 @@ a step depend on the number of ranks.)
 import torch
 
 from burnish.protocol import DataProto
-from burnish.utils.errors import TrainingError
 from burnish.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 
@@ -33,17 +32,10 @@ def plan_mini_batches(
         The rows, rank by rank and within a rank step by step, with ``mini_batch_id`` [batch] added, and in
         ``meta_info["mini_batches"]`` the denominators of every step, counted over all ranks:
         ``{"batch_num_tokens": tokens in the loss, "global_batch_size": rows with a token in the loss}``.
-        Where a step's rows do not divide by ``dp_size``, copies without loss fill up.
-
-    Raises:
-        TrainingError: the batch has no token to train on.
+        Where a step's rows do not divide by ``dp_size``, copies without loss fill up. A mini-batch without a token in the
+        loss stays in its place; it is no update.
     """
     loss_mask = batch.tensors[loss_mask_key]
-    if not bool(loss_mask.any()):
-        raise TrainingError(
-            f"None of the {len(batch)} rows has a token to train on: every row was rejected or abstained "
-            "(see the reward/* metrics of this step)."
-        )
     mini_batches = _group_rows(batch.non_tensor_batch["uid"], num_prompts, shuffle_seed)
     lengths = batch.tensors["attention_mask"].sum(-1)
     per_rank: list[list[int]] = [[] for _ in range(dp_size)]

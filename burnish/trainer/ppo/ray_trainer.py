@@ -9,33 +9,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
-from burnish.config import PPOTrainerConfig, to_dict, to_yaml
+from burnish.config import PPOTrainerConfig, needs_old_log_probs
 from burnish.config.usage import mark_read
-from burnish.core_algos.advantages import compute_advantage
-from burnish.core_algos.kl import apply_kl_penalty, get_kl_controller
-from burnish.protocol import DataProto, object_array
+from burnish.core_algos.advantages import reads_key
+from burnish.core_algos.kl import get_kl_controller
+from burnish.protocol import DataProto
 from burnish.reward import RewardManager
 from burnish.single_controller import WorkerGroup
+from burnish.trainer.ppo.advantage_stage import advantages_of
+from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
 from burnish.trainer.ppo.checkpoint import CheckpointManager
 from burnish.trainer.ppo.dataloaders import create_dataloaders
-from burnish.trainer.ppo.generations import dump_generations, sample_of, show_generations
-from burnish.trainer.ppo.metrics import (
-    compute_data_metrics,
-    compute_rollout_difference,
-    compute_throughout_metrics,
-    compute_timing_metrics,
-)
-from burnish.trainer.ppo.roles import Role, need_critic, need_reference_policy
-from burnish.trainer.ppo.scoring import concat_scored, score_batch
+from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
+from burnish.trainer.ppo.metrics import compute_rollout_difference, compute_step_metrics
+from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts
+from burnish.trainer.ppo.roles import Role, need_critic, need_greedy_baseline, need_reference_policy
+from burnish.trainer.ppo.run_log import RunLog
+from burnish.trainer.ppo.scoring import concat_scored, merge_rounds, score_batch, score_for_training
 from burnish.trainer.ppo.spawn import spawn_workers
 from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, stage
-from burnish.trainer.ppo.updates import SkippedUpdates, update_in_passes
+from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
 from burnish.trainer.ppo.validation import validation_metrics
-from burnish.utils.errors import ConfigError, TrainingError
+from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
-from burnish.utils.tracking import Tracking
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -92,16 +91,18 @@ class RayPPOTrainer:
         self.train_dataset = train_dataset
         self.val_dataset = val_dataset
         self.device_name = device_name or "cpu"
-        self.callbacks = callbacks
         self.use_critic = need_critic(config)
         self.use_reference_policy = need_reference_policy(config)
+        self.use_greedy_baseline = need_greedy_baseline(config)
+        self.needs_old_log_probs = needs_old_log_probs(config) or self._estimator_reads_old_log_probs()
+        self.filters_groups = config.algorithm.filter_groups.enable
         self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
         self.global_steps = 0
-        self.epoch = 0
         self.current_stage = "start"
         self.metrics: dict[str, float] = {}
+        self.reward_metrics: list[dict[str, float]] = []
         self.timing_raw: dict[str, float] = {}
-        self.skipped_updates = SkippedUpdates(config.trainer.max_skipped_updates)
+        self.num_gen_tokens = 0
         # Any: a worker's methods become the group's when it is made.
         self.worker_groups: dict[Role, Any] = {}
         self.actor_rollout_wg: Any = None
@@ -114,10 +115,17 @@ class RayPPOTrainer:
             train_sampler=train_sampler,
             pad_token_id=self._pad_token_id,
         )
+        self.prompts = PromptStream(self.train_dataloader)
+        self.sampling = DynamicSampling(
+            config.algorithm.filter_groups,
+            num_prompts=config.data.train_batch_size,
+            batches_per_epoch=self.prompts.batches_per_epoch,
+        )
         epochs = config.trainer.total_epochs
         self.total_training_steps = config.trainer.total_training_steps or len(self.train_dataloader) * epochs
         self.checkpoints = CheckpointManager(config.trainer)
-        self.logger: Tracking | None = None
+        self.skipped_updates = SkippedUpdates(config.trainer.max_skipped_updates, self.checkpoints.root)
+        self.run_log = RunLog(config, tokenizer, callbacks, self.total_training_steps)
 
     # ------------------------------------------------------------------------------------------------ start
 
@@ -149,9 +157,7 @@ class RayPPOTrainer:
             worker_group.shutdown()
         self.worker_groups = {}
         self.resource_pool_manager.shutdown()
-        if self.logger is not None:
-            self.logger.finish()
-            self.logger = None
+        self.run_log.close()
 
     # -------------------------------------------------------------------------------------------------- fit
 
@@ -159,7 +165,8 @@ class RayPPOTrainer:
         """Trains until ``trainer.total_training_steps``, from the newest checkpoint if there is one.
 
         Raises:
-            TrainingError: updates were skipped more than ``trainer.max_skipped_updates`` times in a row.
+            TrainingError: training cannot go on: no update in more than ``trainer.max_skipped_updates`` steps in a row, no
+                group that varies, NaN where advantages are made.
             WorkerError: a worker failed or died.
         """
         self._start_run()
@@ -187,22 +194,13 @@ class RayPPOTrainer:
         """Resumes, opens the logs, and validates before training if asked to."""
         trainer = self.config.trainer
         self._load_checkpoint()
-        self.logger = Tracking(
-            trainer.project_name,
-            trainer.experiment_name,
-            trainer.logger,
-            run_dir=trainer.default_local_dir,
-            config=to_dict(self.config),
-            resumed_step=self.global_steps,
-        )
-        (self.checkpoints.root / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
+        self.run_log.open(self.checkpoints.root, self.global_steps)
         if (trainer.val_before_train or trainer.val_only) and self.val_dataloader is not None:
             self._run_validation()
-            self.logger.log(self.metrics, step=self.global_steps)
-            self._call_back({})
+            self.run_log.step(self.metrics, self.global_steps)
 
     def _batches(self) -> Iterator[dict[str, Any]]:
-        """Batches of prompts, epoch after epoch, one a step, until the last step."""
+        """Batches of prompts, one a step, until the last step."""
         if self.config.trainer.val_only:
             return
         if self.is_last_step:
@@ -211,19 +209,10 @@ class RayPPOTrainer:
                 self.global_steps,
                 self.total_training_steps,
             )
-        empty_epochs = 0
         while not self.is_last_step:
-            before = self.global_steps
-            for batch_dict in self.train_dataloader:
-                self.global_steps += 1
-                yield batch_dict
-                if self.is_last_step:
-                    return
-            # What is left of the epoch of a checkpoint may be nothing; a sampler that never gives a row would go on for ever.
-            empty_epochs = empty_epochs + 1 if self.global_steps == before else 0
-            if empty_epochs > 1:
-                raise TrainingError(f"Epoch {self.epoch}: the data loader gave no batch, and none in the epoch before.")
-            self.epoch += 1
+            batch_dict = next(self.prompts)
+            self.global_steps += 1
+            yield batch_dict
 
     @property
     def is_last_step(self) -> bool:
@@ -232,70 +221,87 @@ class RayPPOTrainer:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        self.metrics, self.timing_raw = {}, {}
+        self.metrics, self.reward_metrics, self.timing_raw, self.num_gen_tokens = {}, [], {}, 0
         with marked_timer("step", self.timing_raw):
             yield
 
     # ----------------------------------------------------------------------------------------------- stages
 
     def _collect(self, batch_dict: dict[str, Any]) -> DataProto:
-        """Prompts -> scored responses. Dynamic sampling repeats this; asynchronous schedules run it ahead."""
-        batch = self._get_gen_batch(batch_dict)
-        batch = self._generate(batch)
-        return self._compute_reward(batch)
+        """Prompts -> scored responses: one round, or as many as dynamic sampling needs; asynchronous schedules run it ahead."""
+        self.sampling.start()
+        for prompts in chain([batch_dict], self.prompts):
+            batch = self._get_gen_batch(prompts)
+            batch = self._generate(batch)
+            batch = self._compute_reward(batch)
+            self.sampling.add(self._filter_groups(batch))
+            if self.sampling.is_complete:
+                break
+        self.metrics |= self.sampling.metrics()
+        return self.sampling.take()
 
     def _get_gen_batch(
         self, batch_dict: dict[str, Any], *, n: int | None = None, uid_prefix: str | None = None
     ) -> DataProto:
-        """A batch of the data loader as `DataProto`, each prompt ``n`` times.
-
-        The ``uid`` of a group is its epoch and row, not a random number: the random stream of a response follows from it.
-        """
-        batch = DataProto.from_single_dict(batch_dict, meta_info={"pad_token_id": self._pad_token_id})
-        prefix = f"epoch{self.epoch}" if uid_prefix is None else uid_prefix
-        n = self.config.actor_rollout_ref.rollout.n if n is None else n
-        batch.non_tensor_batch["uid"] = object_array([f"{prefix}-{row}" for row in batch.non_tensor_batch["uid"]])
-        num_prompts = len(batch)
-        batch = batch.repeat(n, interleave=True)
-        batch.non_tensor_batch["sample_index"] = object_array(list(range(n)) * num_prompts)
-        return batch
+        """A batch of the data loader as `DataProto`, each prompt ``n`` times; see `repeat_prompts`."""
+        return repeat_prompts(
+            batch_dict,
+            n=self.config.actor_rollout_ref.rollout.n if n is None else n,
+            uid_prefix=uid_prefix or self.sampling.uid_prefix(self.prompts.epoch),
+            pad_token_id=self._pad_token_id,
+        )
 
     @stage("gen")
     def _generate(self, batch: DataProto) -> DataProto:
-        """Responses with their log-probs; the prompts' tensors come back inside them."""
-        return self._sample(batch, validate=False)
+        """Responses with their log-probs, and ReMax's baselines; the prompts' tensors come back inside the responses."""
+        if self.use_greedy_baseline:
+            with marked_timer("gen_max", self.timing_raw):
+                greedy = one_row_per_prompt(batch, sample_index=self.config.actor_rollout_ref.rollout.n)
+                greedy, _ = score_batch(self.reward_fn, self._sample(greedy, greedy=True))
+                batch = add_reward_baselines(batch, greedy)
+        return self._sample(batch)
 
-    def _sample(self, batch: DataProto, *, validate: bool) -> DataProto:
+    def _sample(self, batch: DataProto, *, validate: bool = False, greedy: bool = False) -> DataProto:
         prompts = batch.pop(batch_keys=PROMPT_TENSORS)
         prompts.non_tensor_batch = {key: batch.non_tensor_batch[key] for key in ("uid", "sample_index")}
-        prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate}
+        prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate, "greedy": greedy}
         generated = self.actor_rollout_wg.generate_sequences(prompts)
+        self.num_gen_tokens += int(generated.tensors["response_mask"].sum())
         return batch.union(generated)
 
     @stage("reward")
     def _compute_reward(self, batch: DataProto) -> DataProto:
-        """A score per response, on its last token."""
-        batch, metrics = score_batch(self.reward_fn, batch)
-        self.metrics |= metrics
+        """A score per response, on its last token, and with GDPO its components."""
+        batch, metrics = score_for_training(self.reward_fn, batch, self.config)
+        self.reward_metrics.append(metrics)
+        self.metrics |= merge_rounds(self.reward_metrics)
         return batch
 
-    @stage("old_log_prob", when="needs_old_log_probs")
+    @stage("filter", when="filters_groups")
+    def _filter_groups(self, batch: DataProto) -> DataProto:
+        """The rows of the groups whose metric varies."""
+        return self.sampling.filter(batch)
+
     def _compute_old_log_prob(self, batch: DataProto) -> DataProto:
-        """Log-probs under the policy before the update.
+        """Log-probs under the policy before the update; in bypass mode the rollout's.
 
         With one update per batch they are the update's own, detached: the pass is left out, and the update measures the
         difference to the rollout's.
         """
+        if self.config.algorithm.rollout_correction.bypass_mode:
+            batch.tensors["old_log_probs"] = batch.tensors["rollout_log_probs"]
+        return self._old_log_prob_pass(batch)
+
+    def _estimator_reads_old_log_probs(self) -> bool:
+        """Whether an estimator, which may be of the user's own, wants them; in bypass mode they are there without a pass."""
+        algorithm = self.config.algorithm
+        return reads_key(algorithm.adv_estimator, "old_log_probs") and not algorithm.rollout_correction.bypass_mode
+
+    @stage("old_log_prob", when="needs_old_log_probs")
+    def _old_log_prob_pass(self, batch: DataProto) -> DataProto:
         batch = batch.union(self.actor_rollout_wg.compute_log_prob(batch.select(**FORWARD_KEYS)))
         self.metrics |= compute_rollout_difference(batch)
         return batch
-
-    @property
-    def needs_old_log_probs(self) -> bool:
-        """Whether the policy moves between sampling and an update, or something before the updates reads its log-probs."""
-        actor = self.config.actor_rollout_ref.actor
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= self.config.data.train_batch_size
-        return not one_update or self.config.algorithm.use_kl_in_reward
 
     @stage("ref", when="use_reference_policy")
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
@@ -309,22 +315,11 @@ class RayPPOTrainer:
 
     @stage("adv")
     def _compute_advantage(self, batch: DataProto) -> DataProto:
-        """Rewards (scores, less KL if asked for) -> advantages and returns."""
-        algorithm = self.config.algorithm
-        if algorithm.use_kl_in_reward:
-            batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl_in_reward, algorithm.kl_penalty)
-            self.metrics |= kl_metrics
-        else:
-            batch.tensors["token_level_rewards"] = batch.tensors["token_level_scores"]
-        return compute_advantage(
-            batch,
-            adv_estimator=algorithm.adv_estimator,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-            num_repeat=self.config.actor_rollout_ref.rollout.n,
-            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-            config=algorithm,
-        )
+        """Rewards (scores, less KL if asked for) -> advantages and returns; corrects the rollout on the way."""
+        with kept_on_error(batch, self.checkpoints.root, self.global_steps):
+            batch, metrics = advantages_of(batch, self.config, self.kl_ctrl_in_reward)
+        self.metrics |= metrics
+        return batch
 
     @stage("update_critic", when="use_critic")
     def _update_critic(self, batch: DataProto) -> None:
@@ -343,17 +338,20 @@ class RayPPOTrainer:
         return self.global_steps > self.config.trainer.critic_warmup
 
     def _update(self, name: str, group: WorkerGroup, update: Callable, batch: DataProto, config: Any) -> None:
+        rows, resampling = resample_rows(
+            batch, self.config.algorithm, seed=self.config.trainer.seed, step=self.global_steps
+        )
         metrics, num_updates = update_in_passes(
             update,
-            batch,
+            rows,
             config,
             dp_size=group.world_size,
             balance=self.config.trainer.balance_batch,
             step=self.global_steps,
             max_response_length=self.config.data.max_response_length,
         )
-        self.metrics |= metrics
-        self.skipped_updates.watch(name, metrics, num_updates, self.global_steps)
+        self.metrics |= resampling | metrics
+        self.skipped_updates.watch(name, metrics, num_updates, self.global_steps, rows)
 
     @stage("update_weights")
     def _update_weights(self) -> None:
@@ -372,19 +370,14 @@ class RayPPOTrainer:
 
     @stage("testing")
     def _run_validation(self) -> None:
-        val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
+        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
         scored = []
         for batch_dict in self.val_dataloader:  # type: ignore[union-attr]
-            batch = self._get_gen_batch(batch_dict, n=val_kwargs.n, uid_prefix="val")
-            batch = self._sample(batch, validate=True)
+            batch = self._sample(self._get_gen_batch(batch_dict, n=n, uid_prefix="val"), validate=True)
             scored.append(score_batch(self.val_reward_fn, batch)[0])
         batch = concat_scored(scored)
         self.metrics |= validation_metrics(batch)
-        num_shown = self.config.trainer.log_val_generations
-        if num_shown > 0:
-            show_generations(batch, self.tokenizer, num_shown, self.global_steps)
-        if self.config.trainer.validation_data_dir:
-            dump_generations(batch, self.tokenizer, self.config.trainer.validation_data_dir, self.global_steps)
+        self.run_log.validation(batch, self.global_steps)
 
     def _save_checkpoint(self) -> None:
         """A checkpoint every ``trainer.save_freq`` steps and at the end."""
@@ -403,8 +396,7 @@ class RayPPOTrainer:
                 folder,
                 {
                     "global_steps": self.global_steps,
-                    "epoch": self.epoch,
-                    "dataloader": self.train_dataloader.state_dict(),
+                    **self.prompts.state_dict(),
                     "kl_coef": self.kl_ctrl_in_reward.value,
                 },
             )
@@ -414,8 +406,8 @@ class RayPPOTrainer:
         if folder is None:
             return
         state = self.checkpoints.read_state(folder)
-        self.global_steps, self.epoch = state["global_steps"], state["epoch"]
-        self.train_dataloader.load_state_dict(state["dataloader"])
+        self.global_steps = state["global_steps"]
+        self.prompts.load_state_dict(state)
         self.kl_ctrl_in_reward.value = state["kl_coef"]
         self.actor_rollout_wg.load_checkpoint(f"{folder}/actor")
         if self.use_critic:
@@ -424,24 +416,12 @@ class RayPPOTrainer:
 
     def _log(self, batch: DataProto) -> None:
         """All metrics of the step, to every logger and callback."""
-        self.metrics |= compute_data_metrics(
-            batch, self.use_critic, self.config.data.max_prompt_length, self.config.data.max_response_length
+        self.metrics |= compute_step_metrics(
+            batch,
+            self.timing_raw,
+            self.config,
+            num_gen_tokens=self.num_gen_tokens,
+            n_gpus=self.resource_pool_manager.get_n_gpus(),
         )
-        self.metrics |= compute_timing_metrics(batch, self.timing_raw)
-        self.metrics |= compute_throughout_metrics(
-            batch, self.timing_raw, n_gpus=self.resource_pool_manager.get_n_gpus()
-        )
-        self.metrics |= {"training/global_step": self.global_steps, "training/epoch": self.epoch}
-        if self.logger is not None:
-            self.logger.log(self.metrics, step=self.global_steps)
-        if self.config.trainer.rollout_data_dir:
-            dump_generations(batch, self.tokenizer, self.config.trainer.rollout_data_dir, self.global_steps)
-        if self.callbacks:
-            self._call_back(sample_of(batch, self.tokenizer))
-
-    def _call_back(self, sample: dict[str, Any]) -> None:
-        report = StepReport(
-            step=self.global_steps, total_steps=self.total_training_steps, metrics=dict(self.metrics), sample=sample
-        )
-        for callback in self.callbacks:
-            callback(report)
+        self.metrics |= {"training/global_step": self.global_steps, "training/epoch": self.prompts.epoch}
+        self.run_log.step(self.metrics, self.global_steps, batch)

@@ -28,3 +28,8 @@ def need_reference_policy(config: PPOTrainerConfig) -> bool:
 def need_critic(config: PPOTrainerConfig) -> bool:
     """A critic is trained when the estimator bootstraps from values, or when the configuration insists."""
     return bool(config.critic.enable)
+
+
+def need_greedy_baseline(config: PPOTrainerConfig) -> bool:
+    """Each prompt gets a greedy response more when the estimator takes its score as the baseline."""
+    return config.algorithm.adv_estimator == "remax"

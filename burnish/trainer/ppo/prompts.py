@@ -1,0 +1,73 @@
+"""The prompts of training: batches without an end, and the rows that are made of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.protocol import DataProto, object_array
+from burnish.utils.errors import TrainingError
+
+
+class PromptStream(Iterator[dict[str, Any]]):
+    """The training prompts, batch after batch and epoch after epoch.
+
+    Steps and the further rounds of dynamic sampling draw from one stream, so that no prompt comes twice in an epoch.
+
+    Args:
+        dataloader: gives one epoch each time that it is iterated; its ``state_dict`` is the place in it.
+
+    Attributes:
+        epoch: of the batch that was drawn last, counted from 0.
+    """
+
+    def __init__(self, dataloader: Any) -> None:
+        self.dataloader = dataloader
+        self.epoch = 0
+        self._batches: Iterator[dict[str, Any]] | None = None
+
+    def __next__(self) -> dict[str, Any]:
+        """The next batch.
+
+        Raises:
+            TrainingError: two epochs gave none, as those of a sampler without rows do.
+        """
+        # What is left of the epoch of a checkpoint may be nothing.
+        for _ in range(3):
+            if self._batches is None:
+                self._batches = iter(self.dataloader)
+            batch_dict = next(self._batches, None)
+            if batch_dict is not None:
+                return batch_dict
+            self._batches = None
+            self.epoch += 1
+        raise TrainingError(
+            f"Epoch {self.epoch - 1}: the data loader gave no batch, and none in the epoch before. A sampler of your "
+            f"own (data.sampler) has to give at least data.train_batch_size rows an epoch."
+        )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one pass over the data."""
+        return len(self.dataloader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the data."""
+        return {"epoch": self.epoch, "dataloader": self.dataloader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on at a place that `state_dict` gave; other keys of ``state`` are not looked at."""
+        self.epoch = state["epoch"]
+        self.dataloader.load_state_dict(state["dataloader"])
+
+
+def repeat_prompts(batch_dict: dict[str, Any], *, n: int, uid_prefix: str, pad_token_id: int) -> DataProto:
+    """A batch of the data loader as `DataProto`, each prompt ``n`` times in a row.
+
+    The ``uid`` of a group is its epoch (or "val") and row, not a random number: the random streams of its responses follow
+    from it and from ``sample_index``, 0 to n - 1.
+    """
+    batch = DataProto.from_single_dict(batch_dict, meta_info={"pad_token_id": pad_token_id})
+    batch.non_tensor_batch["uid"] = object_array([f"{uid_prefix}-{row}" for row in batch.non_tensor_batch["uid"]])
+    num_prompts = len(batch)
+    batch = batch.repeat(n, interleave=True)
+    batch.non_tensor_batch["sample_index"] = object_array(list(range(n)) * num_prompts)
+    return batch
