@@ -51,6 +51,33 @@ def demo(
 
 
 @app.command()
+def conformance(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Check the algorithm of this name; may be given several times.")
+    ] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="Check your own advantage estimator instead, package.module:function.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Check your own policy loss instead, package.module:function.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="A naive loop to compare yours with, package.module:function.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the table.")] = False,
+) -> None:
+    """Check that every algorithm computes what it is documented to compute, in about a minute."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.conformance import run_conformance
+
+        return run_conformance(only=only or [], estimator=estimator, loss=loss, reference=reference, as_json=as_json)
+
+    raise typer.Exit(exit_status(run))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from burnish import __version__

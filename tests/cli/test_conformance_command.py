@@ -1,0 +1,97 @@
+"""`burnish conformance`: a table or JSON, an exit status, and sentences for what is asked wrongly."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from burnish.cli.conformance import run_conformance
+from burnish.cli.main import app
+from burnish.utils.errors import ConfigError
+
+MUTANTS = "tests.conformance.mutants"
+
+
+def conformance(*, only=(), estimator=None, loss=None, reference=None, as_json=False) -> int:
+    return run_conformance(only=only, estimator=estimator, loss=loss, reference=reference, as_json=as_json)
+
+
+def test_the_table_has_a_row_for_each_algorithm_and_says_what_does_not_apply(capsys):
+    assert conformance(only=["gae", "token-sum"]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith("  ")}
+    gae = ["pass", "pass", "-", "pass", "pass", "-", "-", "-", "-", "pass", "pass", "pass", "pass"]
+    assert rows["gae"] == gae
+    assert rows["token-sum"].count("-") == 2
+    assert "advantage estimator" in out
+    assert "19 of 19 checks of 2 algorithms passed" in out
+
+
+def test_one_name_may_belong_to_an_estimator_and_a_loss(capsys):
+    assert conformance(only=["gpg"], as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)["algorithms"]
+    assert [algorithm["kind"] for algorithm in found] == ["advantage estimator", "policy loss"]
+
+
+def test_what_fails_is_said_in_a_sentence_and_ends_in_status_1(capsys):
+    assert conformance(loss=f"{MUTANTS}:no_dp_size") == 1
+    out = capsys.readouterr().out
+    assert "fail" in out
+    assert f"{MUTANTS}:no_dp_size, ranks" in out
+    assert "On two ranks" in out
+    assert "but it must be" in out
+
+
+def test_json_has_every_check_and_every_failure(capsys):
+    assert conformance(estimator=f"{MUTANTS}:by_position", as_json=True) == 1
+    report = json.loads(capsys.readouterr().out)
+    (algorithm,) = report["algorithms"]
+    assert report["failed"] == len(algorithm["failures"]) > 0
+    assert algorithm["checks"]["group interleaving"] == "fail"
+    assert algorithm["checks"]["hand answer"] == "-"
+    assert "behind each other" in algorithm["failures"]["group interleaving"]
+
+
+def test_a_reference_adds_the_naive_loop(capsys):
+    assert conformance(estimator=f"{MUTANTS}:centered", reference=f"{MUTANTS}:centered_loop", as_json=True) == 0
+    (algorithm,) = json.loads(capsys.readouterr().out)["algorithms"]
+    assert algorithm["checks"]["naive loop"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"only": ["grppo"]}, "--only=grppo.*Did you mean 'grpo'.*Known: .*vanilla"),
+        ({"estimator": "no.such:thing"}, "algorithm.adv_estimator=no.such:thing: .*cannot be loaded"),
+        ({"loss": f"{MUTANTS}:nothing"}, "loss_mode=.*nothing: .*cannot be loaded"),
+        ({"reference": "a:b"}, "--reference=a:b is the naive loop of one algorithm: give it with either"),
+        ({"estimator": "a:b", "loss": "c:d", "reference": "a:b"}, "give it with either"),
+        ({"estimator": f"{MUTANTS}:centered", "reference": "no.such:thing"}, "--reference=no.such:thing"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(asked, answer):
+    with pytest.raises(ConfigError, match=answer):
+        conformance(**asked)
+
+
+def test_the_command_passes_the_status_on(capsys):
+    for arguments, status in (
+        (["--only", "grpo"], 0),
+        (["--estimator", f"{MUTANTS}:by_position"], 1),
+        (["--only", "x"], 2),
+    ):
+        assert CliRunner().invoke(app, ["conformance", *arguments]).exit_code == status
+
+
+def test_it_needs_no_file_of_the_source_tree(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "burnish", "conformance", "--only", "token-sum", "--only", "k1", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["failed"] == 0
