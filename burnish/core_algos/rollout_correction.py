@@ -5,7 +5,7 @@ weights (``rollout_is``), which a loss multiplies, and rejection (``rollout_rs``
 the loss mask. The response mask, which says what was sampled, never changes.
 
 Notation: log r = old_log_prob - rollout_log_prob, within +-20 per token; m = the mask that is given; a row counts if it
-has a token in m. All of this is in float64 and without gradient.
+has a token in m. All of this is in float64, without gradient, and a block of rows at a time.
 """
 
 import math
@@ -18,12 +18,20 @@ from torch import Tensor
 
 from burnish.config.rejection import RejectionRule, parse_rejection
 from burnish.core_algos.collectives import ONE_RANK, Collective
+from burnish.core_algos.policy_difference import (
+    LOG_RATIO_BOUND,
+    difference_metrics,
+    difference_of_rows,
+    joined,
+    k_statistic,
+    kept_values,
+    logged,
+    rollout_log_ratio,
+    row_blocks,
+)
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError, TrainingError
-from burnish.utils.torch_functional import as_mask, at_least_fp32, check_finite, zero_outside
-
-# exp(20) = 5e8: no weight that is meant is near it, and its square and its sums stay finite.
-LOG_RATIO_BOUND = 20.0
+from burnish.utils.torch_functional import as_mask, at_least_fp32, check_finite
 
 
 @runtime_checkable
@@ -110,8 +118,8 @@ def compute_rollout_correction_and_rejection_mask(
 
     Returns:
         weights: in fp32 or wider, zero outside m; a rejected token has one too. None without ``rollout_is``.
-        mask: m without what `compute_rollout_rejection_mask` rejects; a new tensor.
-        metrics: those of `compute_offpolicy_metrics` and `compute_rollout_rejection_mask`, and of w, before it is
+        mask: m without what `reject` rejects; a new tensor.
+        metrics: those of `compute_offpolicy_metrics` and `rejection_metrics`, and of w, before it is
             normalised, over the tokens of m (``rollout_corr/rollout_is_*``):
 
             ============================ ================================================================
@@ -131,32 +139,45 @@ def compute_rollout_correction_and_rejection_mask(
     """
     mask = as_mask(response_mask, old_log_prob, "response_mask")
     check_finite(mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
-    log_ratio = rollout_log_ratio(old_log_prob, rollout_log_prob, mask)
-    metrics = _offpolicy_metrics(old_log_prob, rollout_log_prob, log_ratio, mask)
     rules = parse_rejection(config.rollout_rs, config.rollout_rs_threshold)
-    kept, rejection_metrics = compute_rollout_rejection_mask(log_ratio, mask, rules)
-    metrics |= rejection_metrics
+    blocks = [
+        _correct_rows(old_log_prob[rows], rollout_log_prob[rows], mask[rows], rules, config)
+        for rows in row_blocks(mask)
+    ]
+    of_rows = joined([measures for _, _, measures in blocks])
+    kept = torch.cat([kept for _, kept, _ in blocks])
+    metrics = difference_metrics(of_rows) | rejection_metrics(of_rows, rules)
     if config.rollout_is is None:
         return None, kept, metrics
+    weights = torch.cat([weights for weights, _, _ in blocks if weights is not None])
+    weight_metrics = _weight_metrics(of_rows)
+    if config.rollout_is_batch_normalize:
+        num_kept = of_rows["num_kept"].sum()
+        factor = torch.where(num_kept > 0, of_rows["kept_weight"].sum() / num_kept.clamp(min=1), 1.0)
+        weight_metrics["rollout_is_batch_norm_factor"] = factor
+        weights = weights / factor.to(weights.dtype)
+    return weights, kept, metrics | logged(weight_metrics)
+
+
+def _correct_rows(
+    old_log_prob: Tensor,
+    rollout_log_prob: Tensor,
+    mask: Tensor,
+    rules: Sequence[RejectionRule],
+    config: RolloutCorrectionSettings,
+) -> tuple[Tensor | None, Tensor, dict[str, Tensor]]:
+    """(weights before they are normalised, what is kept of the mask, measures [rows]) of a block of rows."""
+    log_ratio = rollout_log_ratio(old_log_prob, rollout_log_prob, mask)
+    of_rows = difference_of_rows(log_ratio, old_log_prob, rollout_log_prob, mask)
+    kept, of_rules = reject(log_ratio, mask, rules)
+    of_rows |= of_rules
+    if config.rollout_is is None:
+        return None, kept, of_rows
     ratios = importance_ratios(log_ratio, mask, config.rollout_is)
     weights = ratios.clamp(max=config.rollout_is_threshold)
-    weight_metrics = _weight_metrics(weights, ratios, mask, config.rollout_is_threshold)
-    if config.rollout_is_batch_normalize:
-        factor = mean_weight(weights, kept)
-        weight_metrics["rollout_is_batch_norm_factor"] = factor
-        weights = weights / factor
-    return weights.to(at_least_fp32(old_log_prob).dtype), kept, metrics | _logged(weight_metrics)
-
-
-def rollout_log_ratio(
-    old_log_prob: Float[Tensor, "batch response"],
-    rollout_log_prob: Float[Tensor, "batch response"],
-    mask: Bool[Tensor, "batch response"],
-) -> Float[Tensor, "batch response"]:
-    """log r = old_log_prob - rollout_log_prob within +-20, in float64 and without gradient; 0 outside the mask."""
-    old, rollout = zero_outside(mask, old_log_prob=old_log_prob.detach(), rollout_log_prob=rollout_log_prob.detach())
-    # Numbers of one size have an exact difference as they are; what is summed over it is not exact in fp32.
-    return (old - rollout).double().clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    of_rows |= _weights_of_rows(weights, ratios, mask, config.rollout_is_threshold)
+    of_rows |= {"kept_weight": torch.where(kept, weights, 0.0).sum(dim=-1), "num_kept": kept.sum(dim=-1).double()}
+    return weights.to(at_least_fp32(old_log_prob).dtype), kept, of_rows
 
 
 def importance_ratios(
@@ -186,11 +207,11 @@ def mean_weight(
 
 
 @torch.no_grad()
-def compute_rollout_rejection_mask(
+def reject(
     log_ratio: Float[Tensor, "batch response"],
     mask: Bool[Tensor, "batch response"],
     rules: Sequence[RejectionRule],
-) -> tuple[Bool[Tensor, "batch response"], dict[str, float]]:
+) -> tuple[Bool[Tensor, "batch response"], dict[str, Float[Tensor, " batch"]]]:
     """The mask without what any of ``rules`` rejects; every rule looks at the whole mask.
 
     A rule has a statistic: k1 = -log r, k2 = (log r)^2 / 2 or k3 = r - 1 - log r. ``token`` compares that of each token
@@ -209,24 +230,63 @@ def compute_rollout_rejection_mask(
 
     Returns:
         mask: a new tensor.
-        metrics: ``rollout_corr/rollout_rs_masked_fraction`` (share of the tokens of m that are rejected) and
-            ``rollout_rs_seq_masked_fraction`` (share of the rows with a rejected token), and the same of each rule alone
-            as ``rollout_rs_NAME_masked_fraction`` and so on, with the mean, max and min of its statistic
-            (``rollout_rs_NAME_mean``), over tokens or rows as the rule has it; for ``seq_max_k1``, of the largest
-            abs(log r). Empty without rules.
+        of_rows: measures of each row, which `rejection_metrics` reads.
     """
-    kept, metrics = mask.clone(), dict[str, Tensor]()
-    rows = mask.any(dim=-1)
+    kept, of_rows = mask.clone(), dict[str, Tensor]()
     for rule in rules:
         statistic, rejected = _judge(log_ratio, mask, rule)
         kept &= ~rejected
+        of_rows |= {
+            f"{rule.name}_sum": statistic if statistic.dim() == 1 else statistic.sum(dim=-1),
+            f"{rule.name}_max": statistic if statistic.dim() == 1 else _largest(statistic, mask),
+            f"{rule.name}_min": statistic if statistic.dim() == 1 else -_largest(-statistic, mask),
+            f"{rule.name}_rejected": (mask & rejected).sum(dim=-1).double(),
+        }
+    of_rows["rejected"] = (mask & ~kept).sum(dim=-1).double()
+    return kept, of_rows
+
+
+def rejection_metrics(
+    of_rows: Mapping[str, Float[Tensor, " batch"]], rules: Sequence[RejectionRule]
+) -> dict[str, float]:
+    """What rejection took, and what it looked at; empty without rules.
+
+    Args:
+        of_rows: from `reject` and `difference_of_rows`.
+        rules: those that were given to `reject`.
+
+    Returns:
+        ``rollout_corr/rollout_rs_masked_fraction`` (share of the tokens of m that are rejected) and
+        ``rollout_rs_seq_masked_fraction`` (share of the rows with a rejected token), and the same of each rule alone as
+        ``rollout_rs_NAME_masked_fraction`` and so on, with the mean, max and min of its statistic (``rollout_rs_NAME_mean``),
+        over tokens or rows as the rule has it; for ``seq_max_k1``, of the largest abs(log r).
+    """
+    length = of_rows["length"]
+    counts = length > 0
+    metrics: dict[str, Tensor] = {}
+    for rule in rules:
         name = f"rollout_rs_{rule.name}"
-        values = _values(statistic, mask if statistic.dim() == 2 else rows)
-        metrics |= {f"{name}_mean": values.mean(), f"{name}_max": values.max(), f"{name}_min": values.min()}
-        metrics |= _fractions(name, mask & rejected, mask)
+        of_what = length.sum() if rule.level == "token" else counts.sum()
+        metrics |= {
+            f"{name}_mean": kept_values(of_rows[f"{rule.name}_sum"], counts).sum() / of_what.clamp(min=1),
+            f"{name}_max": kept_values(of_rows[f"{rule.name}_max"], counts).max(),
+            f"{name}_min": kept_values(of_rows[f"{rule.name}_min"], counts).min(),
+        }
+        metrics |= _fractions(name, of_rows[f"{rule.name}_rejected"], length)
     if rules:
-        metrics |= _fractions("rollout_rs", mask & ~kept, mask)
-    return kept, _logged(metrics)
+        metrics |= _fractions("rollout_rs", of_rows["rejected"], length)
+    return logged(metrics)
+
+
+def _fractions(name: str, rejected: Tensor, length: Tensor) -> dict[str, Tensor]:
+    return {
+        f"{name}_masked_fraction": rejected.sum() / length.sum().clamp(min=1),
+        f"{name}_seq_masked_fraction": (rejected > 0).sum() / (length > 0).sum().clamp(min=1),
+    }
+
+
+def _largest(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, -math.inf).amax(dim=-1)
 
 
 def _judge(log_ratio: Tensor, mask: Tensor, rule: RejectionRule) -> tuple[Tensor, Tensor]:
@@ -248,132 +308,46 @@ def _judge(log_ratio: Tensor, mask: Tensor, rule: RejectionRule) -> tuple[Tensor
     return statistic, rejected.unsqueeze(-1).expand_as(mask)
 
 
-def k_statistic(log_ratio: Float[Tensor, "..."], estimator: str) -> Float[Tensor, "..."]:
-    """k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r (Schulman's note on approximating KL divergence)."""
-    if estimator == "k1":
-        return -log_ratio
-    if estimator == "k2":
-        return 0.5 * log_ratio.square()
-    return torch.expm1(log_ratio) - log_ratio
-
-
 def _outside(values: Tensor, low: float, high: float) -> Tensor:
     """Not the negation of "within": NaN is neither, and stays."""
     return (values < low) | (values > high)
 
 
-@torch.no_grad()
-def compute_offpolicy_metrics(
-    old_log_prob: Float[Tensor, "batch response"],
-    rollout_log_prob: Float[Tensor, "batch response"],
-    response_mask: Shaped[Tensor, "batch response"],
-) -> dict[str, float]:
-    """How far the policy that sampled is from the policy that is trained.
-
-    ``rollout_corr/...``, with log ppl_i = -(mean log-prob of the tokens of row i), d_i = -(mean log r of row i), which is
-    log ppl_i of the trained policy less that of the rollout; "rows" are those with a token in m:
-
-    =============================== ==================================================================
-    kl                              mean over tokens of -log r, an estimate of KL(rollout || old)
-    k3_kl                           mean over tokens of r - 1 - log r, the same without negative values
-    chi2_token                      mean over tokens of r^2, less 1
-    chi2_seq                        mean over rows of exp(2 sum log r), the sum within +-20, less 1
-    training_ppl, rollout_ppl       mean over rows of ppl_i, log ppl_i within +-20
-    training_log_ppl, rollout_...   mean over rows of log ppl_i
-    log_ppl_diff, log_ppl_abs_diff  mean over rows of d_i, of abs(d_i)
-    log_ppl_diff_max, _min          the largest and smallest d_i
-    ppl_ratio                       mean over rows of exp(d_i)
-    =============================== ==================================================================
-
-    Where the policies agree, kl, k3_kl, chi2 and the differences are 0 and ppl_ratio is 1. An empty m counts as one token
-    of probability 1 on which they agree.
-
-    Args:
-        old_log_prob: of the policy that is trained, before the update.
-        rollout_log_prob: of the policy that sampled.
-        response_mask: m, bool or 0/1.
-
-    Raises:
-        TrainingError: shapes that differ, a mask that is none, NaN or inf inside it.
-    """
-    mask = as_mask(response_mask, old_log_prob, "response_mask")
-    check_finite(mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
-    log_ratio = rollout_log_ratio(old_log_prob, rollout_log_prob, mask)
-    return _offpolicy_metrics(old_log_prob, rollout_log_prob, log_ratio, mask)
-
-
-def _offpolicy_metrics(
-    old_log_prob: Tensor, rollout_log_prob: Tensor, log_ratio: Tensor, mask: Tensor
-) -> dict[str, float]:
-    rows, lengths = mask.any(dim=-1), mask.sum(dim=-1).clamp(min=1)
-    log_probs = zero_outside(mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
-    sums = (log_prob.sum(dim=-1, dtype=torch.float64) for log_prob in log_probs)
-    training, rollout = (_values(-of_row / lengths, rows) for of_row in sums)
-    sum_of_row = log_ratio.sum(dim=-1)
-    difference = _values(-sum_of_row / lengths, rows)
-    bounded_sum = _values(sum_of_row, rows).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    per_token = _values(log_ratio, mask)
-    ratio_less_one = per_token.expm1()
-    metrics = {
-        "kl": -per_token.mean(),
-        # The mean of r - 1 - log r, and of r^2 - 1 = (r - 1)^2 + 2 (r - 1).
-        "k3_kl": (ratio_less_one - per_token).mean(),
-        "chi2_token": ratio_less_one.square().mean() + 2 * ratio_less_one.mean(),
-        "chi2_seq": (2 * bounded_sum).expm1().mean(),
-        "training_ppl": training.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().mean(),
-        "rollout_ppl": rollout.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().mean(),
-        "training_log_ppl": training.mean(),
-        "rollout_log_ppl": rollout.mean(),
-        "log_ppl_diff": difference.mean(),
-        "log_ppl_abs_diff": difference.abs().mean(),
-        "log_ppl_diff_max": difference.max(),
-        "log_ppl_diff_min": difference.min(),
-        "ppl_ratio": difference.exp().mean(),
+def _weights_of_rows(weights: Tensor, ratios: Tensor, mask: Tensor, threshold: float) -> dict[str, Tensor]:
+    """Measures of each row, which `_weight_metrics` reads; weights and ratios are 0 outside the mask."""
+    total = weights.sum(dim=-1)
+    mean = total / mask.sum(dim=-1).clamp(min=1)
+    return {
+        "weight": total,
+        "weight_mean": mean,
+        "weight_spread": torch.where(mask, weights - mean.unsqueeze(-1), 0.0).square_().sum(dim=-1),
+        "ratio_max": _largest(ratios, mask),
+        "ratio_min": -_largest(-ratios, mask),
+        "num_high": (ratios > threshold).sum(dim=-1).double(),
+        "num_low": (mask & (ratios < 1.0 / threshold)).sum(dim=-1).double(),
     }
-    return _logged(metrics)
 
 
-def _weight_metrics(weights: Tensor, ratios: Tensor, mask: Tensor, threshold: float) -> dict[str, Tensor]:
+def _weight_metrics(of_rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """As `compute_rollout_correction_and_rejection_mask` has them, for weights that are not normalised."""
-    of_tokens, before = _values(weights, mask), _values(ratios, mask)
-    of_rows = _values(weights.sum(dim=-1) / mask.sum(dim=-1).clamp(min=1), mask.any(dim=-1))
+    length = of_rows["length"]
+    counts, num_tokens = length > 0, length.sum().clamp(min=1)
+    mean = of_rows["weight"].sum() / num_tokens
+    # In two passes: the spread within the rows, and that of the rows' means.
+    between = length * (of_rows["weight_mean"] - mean).square()
+    variance = (of_rows["weight_spread"] + between).sum() / num_tokens
+    seq_means = kept_values(of_rows["weight_mean"], counts)
     return {
-        "rollout_is_mean": of_tokens.mean(),
-        "rollout_is_std": of_tokens.std(correction=0),
-        "rollout_is_max": before.max(),
-        "rollout_is_min": before.min(),
+        "rollout_is_mean": mean,
+        "rollout_is_std": variance.sqrt(),
+        "rollout_is_max": kept_values(of_rows["ratio_max"], counts).max(),
+        "rollout_is_min": kept_values(of_rows["ratio_min"], counts).min(),
         # Weights are above 0: only an empty mask needs the bound.
-        "rollout_is_eff_sample_size": of_tokens.mean().square() / of_tokens.square().mean().clamp(min=1e-300),
-        "rollout_is_ratio_fraction_high": _share(mask & (ratios > threshold), mask),
-        "rollout_is_ratio_fraction_low": _share(mask & (ratios < 1.0 / threshold), mask),
-        "rollout_is_seq_mean": of_rows.mean(),
-        "rollout_is_seq_std": of_rows.std(correction=0),
-        "rollout_is_seq_max": of_rows.max(),
-        "rollout_is_seq_min": of_rows.min(),
+        "rollout_is_eff_sample_size": mean.square() / (variance + mean.square()).clamp(min=1e-300),
+        "rollout_is_ratio_fraction_high": of_rows["num_high"].sum() / num_tokens,
+        "rollout_is_ratio_fraction_low": of_rows["num_low"].sum() / num_tokens,
+        "rollout_is_seq_mean": seq_means.mean(),
+        "rollout_is_seq_std": seq_means.std(correction=0),
+        "rollout_is_seq_max": seq_means.max(),
+        "rollout_is_seq_min": seq_means.min(),
     }
-
-
-def _fractions(name: str, rejected: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    return {
-        f"{name}_masked_fraction": _share(rejected, mask),
-        f"{name}_seq_masked_fraction": _share(rejected.any(dim=-1), mask.any(dim=-1)),
-    }
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """The share of the entries that are True in ``whole`` which are so in ``part`` too; 0 of nothing."""
-    return part.sum().double() / whole.sum().clamp(min=1)
-
-
-def _values(values: Tensor, over: Tensor) -> Tensor:
-    """``values`` where ``over`` is True, in one dimension; a single 0 if there are none, so that every statistic is finite."""
-    kept = values[over]
-    return kept if kept.numel() else kept.new_zeros(1)
-
-
-def _logged(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """With the prefix of all of them, and as numbers: brought over from a GPU at once."""
-    if not metrics:
-        return {}
-    numbers = torch.stack([value.double() for value in metrics.values()]).tolist()
-    return {f"rollout_corr/{name}": number for name, number in zip(metrics, numbers, strict=True)}

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from burnish.utils.torch_functional import at_least_fp32, zero_outside
 
-_ROWS, _SCANNED_ROWS, _TOKENS = 32, 4096, 64
-"""Sizes of blocks: of whole rows, and of what is scanned token by token, where an operation takes one token of many rows."""
+_ROWS, _SCANNED_ROWS, _TOKENS = 128, 16384, 64
+"""Sizes of blocks: of whole rows, and of what is scanned token by token, where an operation takes one token of many rows (and
+of not so many that torch would start its threads for each of them)."""
 
 
 def discounted_sum(

@@ -182,6 +182,17 @@ def test_what_an_algorithm_raises_is_a_failure_with_its_name():
     assert outcome.failures["padding"] == "ZeroDivisionError: by zero"
 
 
+def test_a_parameter_of_ones_own_keeps_its_default_and_anything_may_be_taken_by_keyword():
+    seen = []
+
+    def mine(token_level_rewards, response_mask, alpha=0.5, **kwargs):
+        seen.append((alpha, kwargs["num_repeat"], len(kwargs["index"]), kwargs["config"].gamma))
+        return token_level_rewards, token_level_rewards
+
+    assert run_checks(Estimator(name="mine", function=mine), {"padding"}).failures == {}
+    assert set(seen) == {(0.5, 4, 18, 0.97)}
+
+
 def test_an_estimator_that_needs_an_unknown_key_is_told_which():
     def needy(token_level_rewards, response_mask, judge_votes):
         raise AssertionError("never called")

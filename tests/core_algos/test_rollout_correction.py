@@ -10,8 +10,8 @@ import torch
 from burnish.config import RolloutCorrectionConfig
 from burnish.config.rejection import PRESETS, RULES, RejectionRule, parse_rejection
 from burnish.conformance.batches import ragged_batch
+from burnish.core_algos.policy_difference import compute_offpolicy_metrics
 from burnish.core_algos.rollout_correction import (
-    compute_offpolicy_metrics,
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
 )

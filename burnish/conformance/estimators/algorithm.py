@@ -16,6 +16,8 @@ from burnish.conformance.comparison import close
 from burnish.conformance.references import ESTIMATOR_SETTINGS, EstimatorReference
 from burnish.utils.errors import ConfigError
 
+# What `compute_advantage` tells every estimator that names it; anything else has the estimator's own default.
+_TOLD = ("gamma", "lam", "num_repeat", "norm_adv_by_std_in_grpo")
 _CONFIG_KEYS = ("gamma", "lam", "norm_adv_by_std_in_grpo", "allow_single_sample_groups", "gdpo_reward_weights")
 
 
@@ -71,16 +73,18 @@ class Estimator:
         """(advantages, returns), called by name as `compute_advantage` does.
 
         Args:
-            settings: replace `ESTIMATOR_SETTINGS`; a batch key given here replaces the one of the batch.
+            settings: replace what it is told by default; a batch key given here replaces the one of the batch.
 
         Raises:
             ConfigError: it wants something that no batch of a check holds.
         """
-        known = {**batch.keyed(), **ESTIMATOR_SETTINGS, "config": algorithm_config(settings), **settings}
+        told: dict[str, Any] = {name: ESTIMATOR_SETTINGS[name] for name in _TOLD}
+        told |= {"config": algorithm_config(settings), **settings}
+        known = {**batch.keyed(), **told}
         arguments: dict[str, Any] = {}
         for name, parameter in inspect.signature(self.function).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                arguments |= {key: value for key, value in known.items() if key in ESTIMATOR_SETTINGS or key == "index"}
+                arguments |= {**told, "index": batch.uids}
             elif name in known:
                 arguments[name] = known[name]
             elif parameter.default is inspect.Parameter.empty:

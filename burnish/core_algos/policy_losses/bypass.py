@@ -11,6 +11,7 @@ from burnish.config import RolloutCorrectionConfig
 from burnish.config.rejection import parse_rejection
 from burnish.core_algos.aggregation import agg_loss, token_mean
 from burnish.core_algos.collectives import ONE_RANK, Collective
+from burnish.core_algos.policy_difference import LOG_RATIO_BOUND, k_statistic, rollout_log_ratio
 from burnish.core_algos.policy_losses.base import (
     LossAndMetrics,
     PolicyLossSettings,
@@ -22,13 +23,10 @@ from burnish.core_algos.policy_losses.base import (
 )
 from burnish.core_algos.policy_losses.vanilla import compute_policy_loss_vanilla
 from burnish.core_algos.rollout_correction import (
-    LOG_RATIO_BOUND,
     RolloutCorrectionSettings,
-    compute_rollout_rejection_mask,
     importance_ratios,
-    k_statistic,
     mean_weight,
-    rollout_log_ratio,
+    reject,
 )
 from burnish.utils.errors import ConfigError
 from burnish.utils.torch_functional import as_mask, at_least_fp32, check_finite, zero_outside
@@ -97,7 +95,7 @@ def prepare_bypass_mode(
     kept = mask
     if correction.rollout_rs is not None:
         rules = parse_rejection(correction.rollout_rs, correction.rollout_rs_threshold)
-        kept, _ = compute_rollout_rejection_mask(log_ratio, mask, rules)
+        kept, _ = reject(log_ratio, mask, rules)
         left, num_tokens = collective.sum(torch.stack([kept.sum(), mask.sum()]).double()).unbind()
         rejected_fraction = (num_tokens - left) / num_tokens.clamp(min=1)
         prepared["response_mask"] = kept

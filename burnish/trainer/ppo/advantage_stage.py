@@ -4,8 +4,8 @@ estimator. What is switched off passes the batch on as it is."""
 from burnish.config import AlgoConfig, PPOTrainerConfig, RolloutCorrectionConfig
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.kl import KLController, apply_kl_penalty
+from burnish.core_algos.policy_difference import compute_offpolicy_metrics
 from burnish.core_algos.rollout_correction import (
-    compute_offpolicy_metrics,
     compute_rollout_correction_and_add_to_batch,
 )
 from burnish.protocol import DataProto

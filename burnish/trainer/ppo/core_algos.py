@@ -27,6 +27,7 @@ from burnish.core_algos.kl import (
     get_kl_controller,
     kl_penalty,
 )
+from burnish.core_algos.policy_difference import compute_offpolicy_metrics
 from burnish.core_algos.policy_losses import (
     compute_policy_loss,
     compute_policy_loss_bypass_mode,
@@ -47,7 +48,6 @@ from burnish.core_algos.policy_losses import (
 )
 from burnish.core_algos.resampling import compute_pf_ppo_reweight_data
 from burnish.core_algos.rollout_correction import (
-    compute_offpolicy_metrics,
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
 )
