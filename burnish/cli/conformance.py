@@ -10,12 +10,12 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
+from burnish.conformance.own import own_algorithms
 from burnish.conformance.suite import (
     COLUMNS,
     Algorithm,
     Outcome,
     built_in_algorithms,
-    own_algorithms,
     run_checks,
     select,
 )
@@ -69,12 +69,24 @@ def _report(outcomes: Sequence[Outcome], seconds: float) -> None:
     console.print(_table(outcomes))
     console.print("\n".join(f"{column}: {meaning}" for column, meaning in COLUMNS.items()), style="dim")
     for outcome in outcomes:
-        for column, sentence in outcome.failures.items():
-            console.print(Text(f"\n{outcome.algorithm.name}, {column}", style="bold red"))
-            console.print(sentence, soft_wrap=True)
+        for sentence, columns in _by_sentence(outcome).items():
+            console.print(Text(f"\n{outcome.algorithm.name}, {columns}", style="bold red"))
+            console.print(Text(sentence), soft_wrap=True)
     failed = sum(len(outcome.failures) for outcome in outcomes)
     total = sum(len(outcome.checked) for outcome in outcomes)
-    console.print(f"\n{total - failed} of {total} checks of {len(outcomes)} algorithms passed in {seconds:.0f} s.")
+    algorithms = "1 algorithm" if len(outcomes) == 1 else f"{len(outcomes)} algorithms"
+    console.print(f"\n{total - failed} of {total} checks of {algorithms} passed in {seconds:.0f} s.")
+
+
+def _by_sentence(outcome: Outcome) -> dict[str, str]:
+    """What is wrong, and the columns of the checks that say so."""
+    columns: dict[str, list[str]] = {}
+    for column, sentence in outcome.failures.items():
+        columns.setdefault(sentence, []).append(column)
+    return {
+        sentence: "every check" if len(of_it) == len(outcome.checked) > 1 else ", ".join(of_it)
+        for sentence, of_it in columns.items()
+    }
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:

@@ -74,7 +74,7 @@ def conformance(
 
         return run_conformance(only=only or [], estimator=estimator, loss=loss, reference=reference, as_json=as_json)
 
-    raise typer.Exit(exit_status(run))
+    raise typer.Exit(exit_status(run, when_stopped="Stopped before the checks had ended."))
 
 
 @app.command()

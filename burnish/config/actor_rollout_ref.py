@@ -130,7 +130,7 @@ class FSDPActorConfig(Section):
     """Add the KL to the reference policy to the loss."""
     kl_loss_coef: float = key(0.001, ge=0)
     """Weight of that KL."""
-    kl_loss_type: str = key("low_var_kl", choices=names.KL_PENALTIES, planned=names.PLANNED_KL_PENALTIES)
+    kl_loss_type: str = key("low_var_kl", choices=names.KL_PENALTIES, impossible=names.IMPOSSIBLE_KL_PENALTIES)
     """KL estimator in the loss."""
     optim: FSDPOptimizerConfig = section(FSDPOptimizerConfig)
     """Optimizer."""

@@ -37,7 +37,9 @@ def sampling(config: PPOTrainerConfig) -> Iterator[str]:
     if not rollout.do_sample or rollout.temperature == 0:
         key = f"{_ROLLOUT}.temperature" if rollout.do_sample else f"{_ROLLOUT}.do_sample"
         equal = f", so the {rollout.n} of one prompt are equal" if rollout.n > 1 else ""
-        yield f"{shown(config, key)}: training responses are greedy{equal}."
+        is_remax = config.algorithm.adv_estimator == "remax"
+        nothing = ", and so is remax's baseline: every advantage is about 0" if is_remax else ""
+        yield f"{shown(config, key)}: training responses are greedy{equal}{nothing}."
 
 
 def _uncorrected(config: PPOTrainerConfig) -> str:
@@ -145,17 +147,20 @@ def micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
 
 
 def critic(config: PPOTrainerConfig, settings: Settings) -> Iterator[str]:
-    """Keys of a critic that does not exist."""
+    """A critic that nothing reads, or keys of one that does not exist."""
+    estimator = config.algorithm.adv_estimator
     if config.critic.enable:
+        if estimator != "gae" and ":" not in estimator:
+            yield (
+                f"{shown(config, 'critic.enable')}: a critic is trained, but algorithm.adv_estimator={estimator} does not "
+                f"read its values."
+            )
         return
     if config.trainer.critic_warmup > 0:
         yield f"{shown(config, 'trainer.critic_warmup')} has no effect: there is no critic."
     typed = [setting.shown for key, setting in settings.by_key.items() if _is_critic_key(key) and not setting.source]
     if typed:
-        yield (
-            f"No effect here: {', '.join(typed)}. The reason: algorithm.adv_estimator={config.algorithm.adv_estimator} "
-            f"trains no critic."
-        )
+        yield (f"No effect here: {', '.join(typed)}. The reason: algorithm.adv_estimator={estimator} trains no critic.")
 
 
 def _is_critic_key(key: str) -> bool:

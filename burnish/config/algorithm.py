@@ -85,7 +85,7 @@ class AlgoConfig(Section):
     """Let a group estimator run with `rollout.n=1`: baseline 0 and deviation 1. `grpo_passk` needs two all the same."""
     use_kl_in_reward: bool = key(False)
     """Subtract the KL to the reference policy from the reward, token by token."""
-    kl_penalty: str = key("kl", choices=names.KL_PENALTIES, planned=names.PLANNED_KL_PENALTIES)
+    kl_penalty: str = key("kl", choices=names.KL_PENALTIES, impossible=names.IMPOSSIBLE_KL_PENALTIES)
     """KL estimator in the reward."""
     kl_ctrl: KLControlConfig = section(KLControlConfig)
     """Coefficient of the KL in the reward."""

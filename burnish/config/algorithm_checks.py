@@ -15,7 +15,8 @@ from burnish.utils.errors import ConfigError
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS_MODE = f"{_ACTOR}.policy_loss.loss_mode"
 _SUM_PI_SQUARED = f"{_ACTOR}.calculate_sum_pi_squared"
-_N = "actor_rollout_ref.rollout.n"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_N = f"{_ROLLOUT}.n"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 
@@ -83,6 +84,11 @@ def check_gdpo(config: PPOTrainerConfig) -> None:
             f"{shown(config, 'algorithm.gdpo_reward_weights')} and {shown(config, 'algorithm.gdpo_reward_keys')}: "
             f"there must be one weight for each of the {len(keys)} keys. The nearest value is "
             f"algorithm.gdpo_reward_weights={show(nearest)}."
+        )
+    if weights is not None and not any(weights):
+        raise ConfigError(
+            f"{shown(config, 'algorithm.gdpo_reward_weights')}: without a weight there is nothing to learn. Leave the key "
+            f"out for a weight of 1 each."
         )
     if algorithm.use_kl_in_reward:
         raise ConfigError(
@@ -153,7 +159,7 @@ def check_policy_loss(config: PPOTrainerConfig) -> None:
 
 def check_filter_groups(config: PPOTrainerConfig) -> None:
     """Dynamic sampling knows what must vary, and there is something that can vary."""
-    filter_groups, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
+    filter_groups, rollout = config.algorithm.filter_groups, config.actor_rollout_ref.rollout
     if not filter_groups.enable:
         return
     enable = shown(config, "algorithm.filter_groups.enable")
@@ -163,11 +169,18 @@ def check_filter_groups(config: PPOTrainerConfig) -> None:
             f"seq_reward or any number that the reward function returns. Set algorithm.filter_groups.metric=acc, "
             f"which reward.reward_manager.name=dapo always reports."
         )
-    if n == 1:
+    if rollout.n == 1:
         raise ConfigError(
             f"{enable} and {shown(config, _N)}: within a group of one response nothing varies, so no group would be "
             f"kept. Set {_N}=2 or more (16 is usual)."
         )
+    for key, is_greedy in (("do_sample", not rollout.do_sample), ("temperature", rollout.temperature == 0)):
+        if is_greedy:
+            raise ConfigError(
+                f"{enable} and {shown(config, f'{_ROLLOUT}.{key}')}: greedy responses to one prompt are equal, so within "
+                f"a group nothing varies and no group would be kept. Set {_ROLLOUT}.do_sample=true and "
+                f"{_ROLLOUT}.temperature=1."
+            )
 
 
 def check_overlong_buffer(config: PPOTrainerConfig) -> None:

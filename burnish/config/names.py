@@ -72,8 +72,10 @@ ROLLOUT_CORRECTION_PRESETS = (
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
 
 _KL_BASES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-# Needs the logits of the whole vocabulary, which the head never keeps.
-PLANNED_KL_PENALTIES = ("full",)
+IMPOSSIBLE_KL_PENALTIES = {
+    "full": "it needs the logits of the whole vocabulary, which are never kept: log-probs are computed in chunks. "
+    "k3 (low_var_kl) estimates the same KL"
+}
 KL_PENALTIES = (*_KL_BASES, *(f"{base}+" for base in _KL_BASES))
 
 ROLLOUTS = ("native", "hf")

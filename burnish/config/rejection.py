@@ -4,12 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.config.values import near
 from burnish.utils.errors import ConfigError
 
 LEVELS = ("token", "seq_sum", "seq_mean", "seq_max")
 ESTIMATORS = ("k1", "k2", "k3")
 RULES = tuple(f"{level}_{estimator}" for level in LEVELS for estimator in ESTIMATORS)
 """The names that `rollout_rs` may list."""
+
+# What the field called them before they had an estimator in their names.
+_OLDER_NAMES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 
 _SECTION = "algorithm.rollout_correction"
 _RS, _THRESHOLD = f"{_SECTION}.rollout_rs", f"{_SECTION}.rollout_rs_threshold"
@@ -85,7 +89,7 @@ def parse_rejection(rollout_rs: str | None, rollout_rs_threshold: str | float | 
     names = [name.strip() for name in rollout_rs.split(",")]
     for name in names:
         if name not in RULES:
-            raise ConfigError(f"{_RS}={rollout_rs}: {name!r} is no rule. There is: {', '.join(RULES)}.")
+            raise ConfigError(f"{_RS}={rollout_rs}: {name!r} is no rule.{_hint(name)} There is: {', '.join(RULES)}.")
         if names.count(name) > 1:
             raise ConfigError(f"{_RS}={rollout_rs} lists {name} twice: name each rule once, with its tightest bounds.")
     if rollout_rs_threshold is None:
@@ -99,6 +103,13 @@ def parse_rejection(rollout_rs: str | None, rollout_rs_threshold: str | float | 
         )
     bounds = bounds * len(names) if len(bounds) == 1 else bounds
     return tuple(_rule(name, text) for name, text in zip(names, bounds, strict=True))
+
+
+def _hint(name: str) -> str:
+    if name[:1] == "[" or name[-1:] == "]":
+        return " The rules are one text with commas, without brackets."
+    close = [_OLDER_NAMES[name]] if name in _OLDER_NAMES else near(name, RULES)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _texts(threshold: str | float) -> list[str]:

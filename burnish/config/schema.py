@@ -23,7 +23,7 @@ class Leaf:
         nullable: whether null is a value.
         default: the value when nobody sets it.
         follows: the absolute name of the key that gives the value when this one is null.
-        choices, planned, plug_in, bounds: see `burnish.config.section.key`.
+        choices, planned, impossible, plug_in, bounds: see `burnish.config.section.key`.
     """
 
     path: str
@@ -34,6 +34,7 @@ class Leaf:
     follows: str | None
     choices: tuple[str, ...] | None
     planned: tuple[str, ...]
+    impossible: dict[str, str]
     plug_in: bool
     bounds: dict[str, float]
 

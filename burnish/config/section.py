@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 
@@ -21,6 +21,7 @@ def key(
     follows: str | None = None,
     choices: Sequence[str] | None = None,
     planned: Sequence[str] = (),
+    impossible: Mapping[str, str] | None = None,
     plug_in: bool = False,
     ge: float | None = None,
     gt: float | None = None,
@@ -35,6 +36,7 @@ def key(
             `load_config` such a field is null only where what it follows is null.
         choices: the names that are allowed.
         planned: names that mean something but do not exist in burnish yet; they are refused with that word.
+        impossible: names that mean something in the field and will not exist in burnish, with the reason.
         plug_in: whether ``package.module:attribute`` is allowed besides the choices.
         ge, gt, le, lt: bounds of a number, or of every number of a list.
     """
@@ -42,6 +44,7 @@ def key(
         "follows": follows,
         "choices": tuple(choices) if choices is not None else None,
         "planned": tuple(planned),
+        "impossible": dict(impossible or {}),
         "plug_in": plug_in,
         "bounds": {
             name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le), ("lt", lt)) if bound is not None

@@ -143,7 +143,14 @@ def _judge_section(setting: Setting) -> Setting | None:
         return None
     depth = setting.key.count(".") + 1
     below = dict.fromkeys(key.split(".")[depth] for key in leaves() if key.startswith(f"{setting.key}."))
-    raise ConfigError(f"{setting.shown}: {setting.typed} is a section, not a key. Below it are: {', '.join(below)}.")
+    hint = ""
+    for name in ("name", "enable"):
+        if name in below and not isinstance(setting.value, list):
+            hint = f" Did you mean {setting.typed}.{name}={setting.text}?"
+            break
+    raise ConfigError(
+        f"{setting.shown}: {setting.typed} is a section, not a key.{hint} Below it are: {', '.join(below)}."
+    )
 
 
 def is_known(key: str) -> bool:

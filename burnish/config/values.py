@@ -4,9 +4,10 @@ import difflib
 import math
 import operator
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from burnish.config.schema import Leaf
+from burnish.config.schema import Leaf, leaves
 from burnish.utils.errors import ConfigError
 
 _TRUE = {"true", "yes", "on", "1"}
@@ -94,12 +95,14 @@ def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
         converted = _convert(value, kind, leaf, text)
         if converted is not None:
             return converted
+    kinds = leaf.types
+    if isinstance(value, list | tuple) and leaf.accepts(list):
+        value = next(item for item in value if _convert(item, leaf.item_type, leaf) is None)
+        shown, kinds = f"{shown}: item {show(value)}", (leaf.item_type,)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{shown}: the value must be finite. {_allowed(leaf)}")
-    kinds = " or ".join(_KIND_NAMES[kind] for kind in leaf.types)
-    raise ConfigError(
-        f"{shown}: {_KIND_NAMES.get(type(value), 'this')} is given where {kinds} belongs. {_allowed(leaf)}"
-    )
+    given, wanted = _KIND_NAMES.get(type(value), "this"), " or ".join(_KIND_NAMES[kind] for kind in kinds)
+    raise ConfigError(f"{shown}: {given} is given where {wanted} belongs. {_allowed(leaf)}")
 
 
 def _convert(value: Any, kind: type, leaf: Leaf, text: str | None = None) -> Any:
@@ -157,12 +160,24 @@ def _check_choice(item: Any, leaf: Leaf, shown: str) -> None:
     own = " Your own is named as package.module:attribute." if leaf.plug_in else ""
     if item in leaf.planned:
         raise ConfigError(f"{shown}: {item} does not exist in burnish yet. There is: {', '.join(leaf.choices)}.{own}")
+    if item in leaf.impossible:
+        raise ConfigError(f"{shown} is refused: {leaf.impossible[item]}. There is: {', '.join(leaf.choices)}.{own}")
     close = near(item, leaf.choices)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    hint = _elsewhere(item, leaf) or (f" Did you mean {close[0]}?" if close else "")
     number = f" Or {_KIND_NAMES[int]}." if leaf.accepts(int) else ""
     raise ConfigError(
         f"{shown}: {item!r} is no value of this key.{hint} There is: {', '.join(leaf.choices)}.{number}{own}"
     )
+
+
+def _elsewhere(item: str, leaf: Leaf) -> str:
+    """Where a name belongs that is no value of this key: algorithms are known by the names of their recipes and losses."""
+    if not leaf.plug_in:
+        return ""
+    homes = [other.path for other in leaves().values() if other.plug_in and item in (other.choices or ())]
+    home = f" It is one of {homes[0]}." if homes else ""
+    has_recipe = (Path(__file__).parent / "recipes" / f"{item}.yaml").is_file()
+    return home + (f" recipe={item} sets all that goes by that name." if has_recipe else "")
 
 
 def _check_bounds(item: Any, leaf: Leaf, shown: str) -> None:

@@ -40,24 +40,21 @@ class RaggedBatch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RaggedBatch:
         """The batch with ``change`` applied to every tensor that has an entry per token."""
-        changed: dict[str, Any] = {name: change(value) for name, value in self._tensors(self.mask.shape)}
-        return replace(self, **changed)
+        return self._with_changed(_PER_TOKEN, change)
 
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> RaggedBatch:
-        """The batch with ``change`` applied to every tensor with an entry per row; the uids stay."""
-        row_wise = self._tensors(self.reward_baselines.shape) + self._tensors(self.reward_components.shape)
-        changed: dict[str, Any] = {name: change(value) for name, value in row_wise}
-        return replace(self.map(change), **changed)
+    def map_all(self, change: Callable[[Tensor], Tensor]) -> RaggedBatch:
+        """The batch with ``change`` applied to every tensor; the uids stay."""
+        return self._with_changed((*_PER_TOKEN, *_PER_ROW), change)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> RaggedBatch:
         """The rows of these numbers, in this order."""
         order = np.asarray(rows, dtype=np.int64)
-        chosen = self.map_rows(lambda tensor: tensor[torch.from_numpy(order)])
+        chosen = self.map_all(lambda tensor: tensor[torch.from_numpy(order)])
         return replace(chosen, uids=self.uids[order])
 
     def to(self, dtype: torch.dtype) -> RaggedBatch:
         """The batch with every tensor but the mask rounded to ``dtype``."""
-        return self.map_rows(lambda tensor: tensor if tensor.dtype == torch.bool else tensor.to(dtype))
+        return self.map_all(lambda tensor: tensor if tensor.dtype == torch.bool else tensor.to(dtype))
 
     def fill_outside(self, value: float) -> RaggedBatch:
         """The batch with ``value`` outside the mask of every tensor but the mask."""
@@ -89,9 +86,13 @@ class RaggedBatch:
             "reward_components": self.reward_components,
         }
 
-    def _tensors(self, shape: torch.Size) -> list[tuple[str, Tensor]]:
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return [(name, value) for name, value in named if isinstance(value, Tensor) and value.shape == shape]
+    def _with_changed(self, names: Sequence[str], change: Callable[[Tensor], Tensor]) -> RaggedBatch:
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
+
+
+_PER_ROW = ("reward_baselines", "reward_components")
+_PER_TOKEN = tuple(field.name for field in fields(RaggedBatch) if field.name not in ("uids", *_PER_ROW))
 
 
 def ragged_batch(
@@ -121,12 +122,8 @@ def ragged_batch(
     components = np.stack([scores, rng.normal(size=num_rows)], axis=1)
     constant = np.isin(groups, constant_groups)
     scores[constant], components[constant] = 0.7, (0.7, 0.1)
-    rewards = np.zeros((num_rows, width))
-    for row in range(num_rows):
-        sampled = np.flatnonzero(mask[row])
-        if process_rewards and row % 2 and not constant[row]:
-            rewards[row, sampled] = 0.1 * rng.normal(size=len(sampled))
-        rewards[row, sampled[-1:]] = scores[row]
+    every_other = np.arange(num_rows) % 2 == 1
+    rewards = _rewards(rng, mask, scores, every_other & ~constant if process_rewards else np.zeros_like(constant))
 
     def noise(scale: float = 1.0) -> np.ndarray:
         return scale * rng.normal(size=mask.shape)
@@ -164,14 +161,13 @@ def ragged_batch(
 def literal_batch(mask: Sequence[Sequence[int]], **known: Any) -> RaggedBatch:
     """A batch whose fields are given as nested lists; zeros in the fields that are not, and one group of all rows."""
     rows = torch.tensor(mask, dtype=torch.bool)
-    per_token, per_row = torch.zeros(rows.shape, dtype=torch.float64), torch.zeros(len(rows), dtype=torch.float64)
-    shapes = {"reward_baselines": per_row, "reward_components": per_row[:, None]}
-    names = [field.name for field in fields(RaggedBatch) if field.name not in ("uids", "mask")]
-    tensors = {
-        name: torch.tensor(known[name], dtype=torch.float64) if name in known else shapes.get(name, per_token)
-        for name in names
+    zeros = dict.fromkeys(_PER_TOKEN, torch.zeros(rows.shape, dtype=torch.float64)) | {
+        "reward_baselines": torch.zeros(len(rows), dtype=torch.float64),
+        "reward_components": torch.zeros(len(rows), 1, dtype=torch.float64),
     }
-    return RaggedBatch(uids=np.array(known.get("uids", ["a"] * len(rows)), dtype=object), mask=rows, **tensors)
+    uids = np.array(known.pop("uids", ["a"] * len(rows)), dtype=object)
+    given = {name: torch.tensor(values, dtype=torch.float64) for name, values in known.items()}
+    return RaggedBatch(uids=uids, **{**zeros, "mask": rows, **given})
 
 
 def advantage_batch(seed: int) -> RaggedBatch:
@@ -187,6 +183,17 @@ def loss_batch(seed: int) -> RaggedBatch:
 def _dealt(group_sizes: Sequence[int]) -> list[int]:
     """The group of each row, dealt out in turn: sizes (2, 1, 2) give 0 1 2 0 2."""
     return [group for turn in range(max(group_sizes)) for group, size in enumerate(group_sizes) if turn < size]
+
+
+def _rewards(rng: np.random.Generator, mask: np.ndarray, scores: np.ndarray, with_process: np.ndarray) -> np.ndarray:
+    """The score on the last token of the mask; in the rows of ``with_process`` small rewards on the other ones."""
+    rewards = np.zeros(mask.shape)
+    for row, inside in enumerate(mask):
+        sampled = np.flatnonzero(inside)
+        if with_process[row]:
+            rewards[row, sampled] = 0.1 * rng.normal(size=len(sampled))
+        rewards[row, sampled[-1:]] = scores[row]
+    return rewards
 
 
 def _mask_row(rng: np.random.Generator, width: int) -> np.ndarray:

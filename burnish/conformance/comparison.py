@@ -21,11 +21,15 @@ def must(holds: bool | Tensor, sentence: str) -> None:
 
 
 def close(what: str, got: Tensor | float, want: Tensor | float | list, tolerance: float = 1e-9) -> None:
-    """``got`` equals ``want`` entry by entry, to ``tolerance`` of the larger of 1 and the largest entry of ``want``."""
+    """``got`` equals ``want`` entry by entry, to ``tolerance`` of the larger of 1 and the largest entry of ``want``.
+
+    ``want`` must be finite: to a tolerance of infinity anything is close.
+    """
     got, want = _wide(got), _wide(want)
     must(got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, but it must have {tuple(want.shape)}.")
     if want.numel() == 0:
         return
+    must(bool(want.isfinite().all()), f"{what} cannot be checked: what it must be holds NaN or inf.")
     difference = (got - want).abs().nan_to_num(nan=torch.inf)
     allowed = tolerance * max(1.0, float(want.abs().max()))
     must(

@@ -25,21 +25,19 @@ def on_ranks(num_ranks: int, work: Callable[[int, Collective], T]) -> list[T]:
     meeting = _Meeting(num_ranks)
 
     def on_rank(rank: int) -> T:
-        done = False
         try:
-            result = work(rank, _Rank(meeting, rank))
-            done = True
-            return result
-        finally:
-            if not done:
-                meeting.barrier.abort()
+            return work(rank, _Rank(meeting, rank))
+        except BaseException:
+            # The others would wait for it in vain.
+            meeting.barrier.abort()
+            raise
 
     with ThreadPoolExecutor(num_ranks) as pool:
         futures = [pool.submit(on_rank, rank) for rank in range(num_ranks)]
     errors = [error for future in futures if (error := future.exception()) is not None]
-    # Who waited in vain knows nothing; whoever failed first says why.
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error
+    if errors:
+        # Who waited in vain knows nothing; another one says why.
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     return [future.result() for future in futures]
 
 

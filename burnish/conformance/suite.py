@@ -9,19 +9,18 @@ from typing import Any
 
 from burnish.conformance.comparison import Violation
 from burnish.conformance.correction import Correction, correction_checks, corrections
-from burnish.conformance.estimators import Estimator, built_in_estimators, estimator_checks, own_estimator
+from burnish.conformance.estimators import Estimator, built_in_estimators, estimator_checks
 from burnish.conformance.losses import (
     LossTerm,
     aggregation_modes,
     kl_forms,
     loss_checks,
-    policy_loss,
     policy_losses,
     value_loss,
 )
-from burnish.utils.errors import ConfigError
-from burnish.utils.foreign_code import Caught
-from burnish.utils.registry import Registry
+from burnish.conformance.own import check_result, file_of
+from burnish.utils.errors import BurnishError, ConfigError
+from burnish.utils.foreign_code import Caught, told
 
 COLUMNS: dict[str, str] = {
     "hand answer": "what was worked out on paper",
@@ -75,31 +74,6 @@ def built_in_algorithms() -> list[Algorithm]:
     ]
 
 
-def own_algorithms(estimator: str | None, loss: str | None, reference: str | None = None) -> list[Algorithm]:
-    """The algorithms of a user, each named as ``package.module:function``.
-
-    Args:
-        reference: the naive loop of the one that is given, as in `burnish.conformance.references`.
-
-    Raises:
-        ConfigError: one of them cannot be loaded, or it is not clear whose the reference is.
-    """
-    if reference is not None and (estimator is None) == (loss is None):
-        raise ConfigError(
-            f"--reference={reference} is the naive loop of one algorithm: give it with either --estimator or --loss."
-        )
-    naive = None if reference is None else _REFERENCES.get(reference)
-    found: list[Algorithm] = []
-    if estimator is not None:
-        found.append(own_estimator(estimator, naive))
-    if loss is not None:
-        found.append(policy_loss(loss, naive))
-    return found
-
-
-_REFERENCES: Registry[Callable[..., Any]] = Registry("naive loop", "--reference")
-
-
 def select(algorithms: Sequence[Algorithm], names: Sequence[str]) -> list[Algorithm]:
     """The algorithms of these names, all of them without any; an estimator and a loss may share one.
 
@@ -125,13 +99,25 @@ def checks_of(algorithm: Algorithm) -> dict[str, Callable[[Any], None]]:
 
 
 def run_checks(algorithm: Algorithm, columns: Collection[str] = tuple(COLUMNS)) -> Outcome:
-    """Runs the checks of these columns. Whatever one raises is a failure of the algorithm, in a sentence."""
+    """Runs the checks of these columns. Whatever one raises is a failure of the algorithm, in a sentence.
+
+    What cannot be called at all, or returns something else than it must, fails every check for that reason.
+    """
     checks = {column: check for column, check in checks_of(algorithm).items() if column in columns}
-    failures: dict[str, str] = {}
-    for column, check in checks.items():
-        with Caught() as caught:
-            check(algorithm)
-        if caught.error is not None:
-            kind = "" if isinstance(caught.error, Violation) else f"{type(caught.error).__name__}: "
-            failures[column] = f"{kind}{caught.error}"
-    return Outcome(algorithm, tuple(checks), failures)
+    if not isinstance(algorithm, Correction):
+        wrong = _said_by(check_result, algorithm)
+        if wrong is not None:
+            return Outcome(algorithm, tuple(checks), dict.fromkeys(checks, wrong))
+    said = {column: _said_by(check, algorithm) for column, check in checks.items()}
+    return Outcome(algorithm, tuple(checks), {column: sentence for column, sentence in said.items() if sentence})
+
+
+def _said_by(check: Callable[[Any], None], algorithm: Algorithm) -> str | None:
+    """What is wrong with ``algorithm`` by this check; None if nothing is."""
+    with Caught() as caught:
+        check(algorithm)
+    if caught.error is None:
+        return None
+    if isinstance(caught.error, Violation | BurnishError):
+        return str(caught.error)
+    return told(caught.error, file_of(algorithm))

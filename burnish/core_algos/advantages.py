@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.core_algos.estimators import AdvantageSettings, get_adv_estimator_fn
 from burnish.core_algos.estimators.base import check_any_token, refuse_non_finite
+from burnish.core_algos.masks import loss_mask_of
 from burnish.protocol import DataProto
 from burnish.utils.errors import TrainingError
 from burnish.utils.torch_functional import as_mask
@@ -98,14 +99,8 @@ def _loss_mask(data: DataProto) -> Tensor:
     for key in ("response_mask", "token_level_rewards"):
         if key not in batch:
             raise TrainingError(f"Advantages need {key!r}, which is not in the batch (it holds {_held(data)}).")
-    loss_mask = as_mask(batch["response_mask"], batch["token_level_rewards"], "response_mask")
-    check_any_token(loss_mask)
-    if "loss_mask" in batch:
-        loss_mask = loss_mask & as_mask(batch["loss_mask"], loss_mask, "loss_mask")
-    if "valid" in batch:
-        loss_mask = loss_mask & as_mask(batch["valid"], loss_mask.any(dim=-1), "valid").unsqueeze(-1)
-    # Never the response mask itself under a second name: that says what was sampled and must not change with this one.
-    return loss_mask.clone() if loss_mask is batch["response_mask"] else loss_mask
+    check_any_token(as_mask(batch["response_mask"], batch["token_level_rewards"], "response_mask"))
+    return loss_mask_of(batch, batch["token_level_rewards"])
 
 
 def _entries(estimator: Callable, name: str, data: DataProto, settings: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "se
 
 
 GlobalBatchInfo = Mapping[str, Any]
-"""What a loss needs to know of the optimizer step that its micro-batch is a part of; all keys may be absent or None:
+"""What a loss needs to know of the optimizer step that its micro-batch is a part of; all keys may be absent, and all but the
+first None:
 
 dp_size            ranks whose gradients are averaged: the loss is multiplied by it, so that the average is the sum
 batch_num_tokens   tokens in the loss mask, over the whole optimizer step and all ranks

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from burnish.core_algos.blocks import ROWS, over_blocks
 from burnish.utils.errors import TrainingError
 
 GroupIndex = np.ndarray | Tensor | Sequence
@@ -42,6 +43,20 @@ class Groups:
     def sum(self, values: Shaped[Tensor, " batch"]) -> Float[Tensor, " group"]:
         """Sum of each group, in float64."""
         return torch.zeros_like(self.sizes).index_add_(0, self.ids, values.double())
+
+    def sum_rows(self, *matrices: Float[Tensor, "batch column"]) -> tuple[Float[Tensor, "group column"], ...]:
+        """Sum of the rows of each group, of each of the matrices, in float64."""
+        totals = tuple(self.sizes.new_zeros(len(self.sizes), matrix.shape[1]) for matrix in matrices)
+
+        def add(which: slice) -> None:
+            for matrix, total in zip(matrices[which], totals[which], strict=True):
+                # Few rows at once: they are made float64, and torch sorts the rows of many, which takes longer than adding.
+                for start in range(0, len(matrix), ROWS):
+                    rows = slice(start, start + ROWS)
+                    total.index_add_(0, self.ids[rows], matrix[rows].double())
+
+        over_blocks(add, len(matrices), 1, self.ids.device)
+        return totals
 
     def mean(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " group"]:
         """Mean of each group, in float64."""

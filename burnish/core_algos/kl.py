@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from burnish.core_algos.masks import loss_mask_of
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError
 from burnish.utils.torch_functional import (
@@ -87,7 +88,8 @@ def _estimate(difference: Tensor, base: str) -> Tensor:
         return 0.5 * difference.square()
     # Clamped before exp: an exp that overflows has no gradient worth having.
     negated = (-difference).clamp(-20.0, 20.0)
-    return (negated.exp() - negated - 1.0).clamp(-10.0, 10.0)
+    # By expm1, as exp(x) - 1 - x of an x near 0 has no correct digit in float32, nor the right sign.
+    return (negated.expm1() - negated).clamp(-10.0, 10.0)
 
 
 class FixedKLController:
@@ -171,11 +173,12 @@ def apply_kl_penalty(
     """Adds ``token_level_rewards`` = ``token_level_scores`` - beta KL on the tokens of the response mask.
 
     The KL told to the controller, and logged, is the mean over rows of their means over tokens, of the rows that count
-    (``valid``, with a token in the response mask); the controller's ``n_steps`` is their number. The coefficient of
-    this batch is the one before the update.
+    (``valid``, with a token in the loss mask, or in the response mask where there is no other yet); the controller's
+    ``n_steps`` is their number. The coefficient of this batch is the one before the update.
 
     Args:
-        data: holds ``token_level_scores``, ``old_log_probs``, ``ref_log_prob``, ``response_mask``, maybe ``valid``.
+        data: holds ``token_level_scores``, ``old_log_probs``, ``ref_log_prob``, ``response_mask``, maybe ``valid``
+            and ``loss_mask``.
         kl_ctrl: gives beta and is updated.
         kl_penalty: an estimator, see the function of that name.
 
@@ -189,9 +192,7 @@ def apply_kl_penalty(
     batch = data.batch
     assert batch is not None, "A batch without tensors has no scores."
     mask = as_mask(batch["response_mask"], batch["token_level_scores"], "response_mask")
-    counts = mask.any(dim=-1)
-    if "valid" in batch:
-        counts = counts & as_mask(batch["valid"], counts, "valid")
+    counts = loss_mask_of(batch, batch["token_level_scores"]).any(dim=-1)
     old_log_probs, ref_log_prob = batch["old_log_probs"], batch["ref_log_prob"]
     check_finite(mask & counts[:, None], old_log_probs=old_log_probs, ref_log_prob=ref_log_prob)
     penalty = _kl_per_token(old_log_probs, ref_log_prob, kl_penalty, mask)

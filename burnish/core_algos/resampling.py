@@ -43,7 +43,7 @@ def compute_pf_ppo_reweight_data(
     batch = data.tensors
     missing = [key for key in ("token_level_scores", "loss_mask") if key not in batch]
     if missing:
-        held = sorted(batch.keys())
+        held = sorted(map(str, batch.keys()))
         raise TrainingError(f"PF-PPO needs {' and '.join(missing)}, not in the batch (it holds {', '.join(held)}).")
     mask = as_mask(batch["loss_mask"], batch["token_level_scores"], "loss_mask")
     counts = mask.any(dim=-1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from burnish.config.rejection import RejectionRule, parse_rejection
 from burnish.core_algos.collectives import ONE_RANK, Collective
+from burnish.core_algos.masks import loss_mask_of
 from burnish.core_algos.policy_difference import (
     LOG_RATIO_BOUND,
     difference_metrics,
@@ -82,13 +83,8 @@ def compute_rollout_correction_and_add_to_batch(
             raise TrainingError(
                 f"The batch has no {key!r} (it holds {held}), so the two policies cannot be compared: {source}."
             )
-    mask = as_mask(batch["response_mask"], batch["old_log_probs"], "response_mask")
-    if "loss_mask" in batch:
-        mask = mask & as_mask(batch["loss_mask"], mask, "loss_mask")
-    if "valid" in batch:
-        mask = mask & as_mask(batch["valid"], mask.any(dim=-1), "valid").unsqueeze(-1)
     weights, loss_mask, metrics = compute_rollout_correction_and_rejection_mask(
-        batch["old_log_probs"], batch["rollout_log_probs"], mask, config
+        batch["old_log_probs"], batch["rollout_log_probs"], loss_mask_of(batch, batch["old_log_probs"]), config
     )
     batch["loss_mask"] = loss_mask
     if weights is not None:

@@ -1,7 +1,4 @@
-"""Recurrences that run backwards over tokens, vectorised over rows.
-
-Matrices of long responses are large: they are worked on in blocks that stay in the cache.
-"""
+"""Recurrences that run backwards over tokens, vectorised over rows, in blocks that stay in the cache."""
 
 from collections.abc import Iterator
 
@@ -9,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from burnish.core_algos.blocks import over_rows
 from burnish.utils.torch_functional import at_least_fp32, zero_outside
 
-_ROWS, _SCANNED_ROWS, _TOKENS = 128, 16384, 64
-"""Sizes of blocks: of whole rows, and of what is scanned token by token, where an operation takes one token of many rows (and
-of not so many that torch would start its threads for each of them)."""
+_SCANNED_ROWS, _SCANNED_TOKENS = 2048, 128
+"""Size of a block that is scanned token by token: an operation takes one token of all its rows."""
 
 
 def discounted_sum(
@@ -21,11 +18,8 @@ def discounted_sum(
 ) -> Float[Tensor, "batch response"]:
     """G_t = r_t + gamma G_{t+1} on tokens of ``mask``, carried across the others; 0 outside the mask."""
     sums = at_least_fp32(torch.empty_like(rewards))
-    if gamma == 1:
-        for rows in row_blocks(len(rewards)):
-            sums[rows] = rewards_to_go(rewards[rows], mask[rows]).masked_fill_(~mask[rows], 0.0)
-        return sums
-    for rows in row_blocks(len(rewards), _SCANNED_ROWS):
+
+    def scan(rows: slice) -> None:
         running = sums.new_zeros(rows.stop - rows.start)
         for tokens in _blocks_from_the_end(rewards.shape[1]):
             m = mask[rows, tokens]
@@ -34,6 +28,14 @@ def discounted_sum(
             summed = _time_major(r)
             running = _recur(summed, _decay(inside, gamma), running)
             sums[rows, tokens] = summed.mul_(inside).T.contiguous()
+
+    def sum_up(rows: slice) -> None:
+        sums[rows] = torch.where(mask[rows], rewards_to_go(rewards[rows], mask[rows]), 0.0)
+
+    if gamma == 1:
+        over_rows(sum_up, sums)
+    else:
+        over_rows(scan, sums, _SCANNED_ROWS)
     return sums
 
 
@@ -49,7 +51,8 @@ def generalized_advantage(
     Not whitened; outside the mask the carried A_next, which is finite whatever the inputs hold there.
     """
     advantages = at_least_fp32(torch.empty_like(rewards))
-    for rows in row_blocks(len(rewards), _SCANNED_ROWS):
+
+    def scan(rows: slice) -> None:
         advantage = advantages.new_zeros(rows.stop - rows.start)
         next_value = advantage
         for tokens in _blocks_from_the_end(rewards.shape[1]):
@@ -65,6 +68,8 @@ def generalized_advantage(
             next_value = first_value
             advantage = _recur(deltas, _decay(inside, gamma * lam), advantage)
             advantages[rows, tokens] = deltas.T.contiguous()
+
+    over_rows(scan, advantages, _SCANNED_ROWS)
     return advantages
 
 
@@ -75,12 +80,6 @@ def rewards_to_go(
     # Once masked nothing depends on the mask any more, and a running sum along the rows is faster than the recurrence.
     inside = torch.where(mask, at_least_fp32(rewards), 0.0)
     return inside.flip(1).cumsum(dim=1).flip(1)
-
-
-def row_blocks(num_rows: int, size: int = _ROWS) -> Iterator[slice]:
-    """Slices of rows, each small enough for the cache."""
-    for start in range(0, num_rows, size):
-        yield slice(start, min(start + size, num_rows))
 
 
 def _recur(x: Tensor, factor: Tensor, last: Tensor) -> Tensor:
@@ -105,5 +104,5 @@ def _time_major(block: Tensor) -> Tensor:
 
 
 def _blocks_from_the_end(num_tokens: int) -> Iterator[slice]:
-    for stop in range(num_tokens, 0, -_TOKENS):
-        yield slice(max(stop - _TOKENS, 0), stop)
+    for stop in range(num_tokens, 0, -_SCANNED_TOKENS):
+        yield slice(max(stop - _SCANNED_TOKENS, 0), stop)

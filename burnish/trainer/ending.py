@@ -37,15 +37,20 @@ def stop_status(stop: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
-def exit_status(command: Callable[[], int]) -> int:
-    """Runs a command; what ends it early is said in a sentence on standard error."""
+def exit_status(command: Callable[[], int], *, when_stopped: str = "Stopped before training began.") -> int:
+    """Runs a command; what ends it early is said in a sentence on standard error.
+
+    Args:
+        command: returns its exit status.
+        when_stopped: what is said where Ctrl-C or SIGTERM ended it and it has not said so itself.
+    """
     env.calm_threads()
     _log_to_stderr()
     try:
         with _sigterm_raises():
             return command()
     except KeyboardInterrupt as stop:
-        error_console.print("Stopped before training began.")
+        error_console.print(when_stopped)
         return stop_status(stop)
     except BurnishError as error:
         return _answer(error)

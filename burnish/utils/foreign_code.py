@@ -1,5 +1,7 @@
 """Code that others wrote and that may raise anything: a reward function, a worker's method."""
 
+import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -23,3 +25,18 @@ class Caught:
             self.error = error
             return True
         return False
+
+
+def told(error: Exception, file: str | None = None) -> str:
+    """Kind and message of an error that others' code raised, and where.
+
+    Args:
+        file: whose lines say most to the reader: the deepest of them is named, if any of them is involved.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    said = f"{type(error).__name__}: {error}"
+    # Syntax errors name their place themselves.
+    if not frames or isinstance(error, SyntaxError):
+        return said
+    deepest = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    return f"{said} ({Path(deepest.filename).name}, line {deepest.lineno})"

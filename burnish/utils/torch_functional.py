@@ -119,7 +119,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """
     mask = as_mask(mask, values)
     centered, _ = _centered(values, mask)
-    return _mean_square(centered, mask, unbiased)
+    return _mean_square(centered, mask, unbiased).to(centered.dtype)
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
@@ -134,7 +134,8 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     """
     mask = as_mask(mask, values)
     centered, mean = _centered(values, mask)
-    whitened = centered.mul_(torch.rsqrt(_mean_square(centered, mask, unbiased=True) + 1e-8))
+    scale = torch.rsqrt(_mean_square(centered, mask, unbiased=True) + 1e-8)
+    whitened = centered.mul_(scale.to(centered.dtype))
     return whitened if shift_mean else whitened.add_(mean).masked_fill_(~mask, 0.0)
 
 
@@ -152,8 +153,12 @@ def _centered(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_square(centered: Tensor, mask: Tensor, unbiased: bool) -> Tensor:
+    """In float64."""
     count = mask.count_nonzero()
     # By rows first, so that no second matrix is made, and then in float64.
     row_norms = torch.linalg.vector_norm(centered, dim=-1)
+    if not row_norms.isfinite().all():
+        # Squares beyond float32 would make the variance infinite, and everything that is whitened by it 0. This is slow.
+        row_norms = torch.linalg.vector_norm(centered, dim=-1, dtype=torch.float64)
     total = row_norms.double().square().sum() / (count - int(unbiased)).clamp(min=1)
-    return torch.where(count < 2, 0.0, total).to(centered.dtype)
+    return torch.where(count < 2, 0.0, total)

@@ -81,6 +81,13 @@ def in_the_dtype_of_the_inputs(token_level_rewards, response_mask, values):
     return advantages.float(), returns.float()
 
 
+def scores_under_autocast(token_level_rewards, response_mask, index):
+    """float32 rewards are added up in bfloat16."""
+    narrow = token_level_rewards.dtype == torch.float32
+    rewards = token_level_rewards.bfloat16().float() if narrow else token_level_rewards
+    return compute_grpo_outcome_advantage(rewards, response_mask, index)
+
+
 def tool_tokens_accumulate(token_level_rewards, values, response_mask, gamma, lam):
     """GAE that runs over tool tokens as if they had been sampled."""
     everything = torch.ones_like(response_mask)
@@ -199,6 +206,15 @@ def in_bfloat16(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode
     return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}
 
 
+def ratio_under_autocast(
+    old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None
+):
+    """The ratio of float32 log-probs in bfloat16."""
+    if log_prob.dtype == torch.float32:
+        old_log_prob, log_prob = (tensor.bfloat16().float() for tensor in (old_log_prob, log_prob))
+    return plain(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)
+
+
 def chooses_in_every_micro_batch(*args, **kwargs):
     """clip_cov without its preparation."""
     return compute_policy_loss_clip_cov(*args, **kwargs)
@@ -219,6 +235,14 @@ clip_cov_of_one_rank.prepare = _prepare_alone
 def silent_about_nan(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
     """NaN log-probs are left out."""
     return plain(old_log_prob, torch.nan_to_num(log_prob), advantages, response_mask, loss_agg_mode, config)
+
+
+def silent_about_nan_of_the_old_policy(
+    old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None
+):
+    """NaN old log-probs are taken for a policy that is sure."""
+    old_log_prob = torch.nan_to_num(old_log_prob)
+    return plain(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)
 
 
 def rows_are_counted_by_width(

@@ -112,6 +112,49 @@ def test_weights_that_are_given_are_multiplied_by_reinforce_alone_and_get_no_gra
     assert weights.grad is None
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_that_are_given_do_not_keep_it_from_rejecting(normalize):
+    b = ragged_batch(3)
+    weights = b.values.exp()
+    keys = {**ALL_OF_IT, "rollout_is_batch_normalize": normalize}
+    args = (b.old_log_probs, b.log_probs, b.advantages)
+    loss, metrics = compute_policy_loss_bypass_mode(*args, b.mask, "token-mean", actor(keys), weights)
+    _, kept, _ = compute_rollout_correction_and_rejection_mask(
+        b.log_probs, b.old_log_probs, b.mask, RolloutCorrectionConfig(**keys)
+    )
+    assert 0 < kept.sum() < b.mask.sum()
+    expected = (-weights * b.advantages * b.log_probs)[kept].mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"].item() == pytest.approx(1 - kept.sum() / b.mask.sum())
+
+
+@pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
+@pytest.mark.parametrize("rollout_is", [None, "token", "sequence"])
+@pytest.mark.parametrize("rollout_rs", [None, "token_k1,seq_mean_k3"])
+def test_once_prepared_nothing_is_read_back_from_the_device(loss_type, rollout_is, rollout_rs):
+    # Meta tensors hold no values: an item(), a nonzero() or an `if` on one of them raises.
+    old, new, advantages, weights, fraction = (torch.empty(2, 3, device="meta") for _ in range(5))
+    new.requires_grad_()
+    correction = {"loss_type": loss_type, "rollout_is": rollout_is, "rollout_rs": rollout_rs}
+    config = actor(
+        {**correction, "rollout_rs_threshold": "2.0,0.1" if rollout_rs else None, "rollout_is_batch_normalize": True},
+        global_batch_info={"batch_num_tokens": 7, "global_batch_size": 3, "dp_size": 2},
+    )
+    loss, metrics = compute_policy_loss_bypass_mode(
+        old,
+        new,
+        advantages,
+        torch.empty(2, 3, dtype=torch.bool, device="meta"),
+        "token-mean",
+        config,
+        weights if rollout_is else None,
+        None if rollout_rs is None else fraction,
+    )
+    loss.backward()
+    assert new.grad.device.type == "meta"
+    assert {value.device.type for value in metrics.values()} == {"meta"}
+
+
 def test_without_a_section_of_its_own_it_is_ppo_clip_without_correction():
     b = ragged_batch(1)
     args = (b.old_log_probs, b.log_probs, b.advantages, b.mask, "token-mean")

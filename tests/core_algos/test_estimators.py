@@ -33,10 +33,13 @@ def test_equals_the_naive_loop(name, seed, settings):
     agree(estimate(name, entries, **settings), reference(name, entries, **settings))
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
 @every_estimator
-def test_large_batches_cross_the_blocks_that_they_are_worked_on_in(name, monkeypatch):
+def test_large_batches_are_worked_on_in_blocks_and_by_threads(name, num_threads, monkeypatch):
     monkeypatch.setattr(scans, "_SCANNED_ROWS", 20)
-    entries = ragged_batch(3, (9, 1, 30), width=150, process_rewards=True).keyed()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    entries = ragged_batch(3, (9, 1, 70), width=150, process_rewards=True).keyed()
     agree(estimate(name, entries), reference(name, entries))
 
 

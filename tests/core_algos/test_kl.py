@@ -53,6 +53,17 @@ def test_plain_forms_have_their_own_gradient(name, gradient):
 
 
 @pytest.mark.parametrize("name", ["k3", "low_var_kl", "k3+"])
+def test_in_float32_k3_of_nearly_equal_policies_is_right_and_never_negative(name):
+    log_prob = 1e-3 * torch.randn(1, 20000, generator=torch.Generator().manual_seed(0))
+    kl = kl_penalty(log_prob, torch.zeros_like(log_prob), name)
+    exact = kl_penalty(log_prob.double(), torch.zeros_like(log_prob).double(), name)
+    assert kl.dtype == torch.float32
+    assert kl.min().item() >= 0.0
+    torch.testing.assert_close(kl.double(), exact, rtol=0, atol=1e-9)
+    assert kl.double().mean().item() == pytest.approx(exact.mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["k3", "low_var_kl", "k3+"])
 @pytest.mark.parametrize("difference", [100.0, -100.0, 1000.0, -1000.0])
 def test_extremes_stay_finite(name, difference):
     value, gradient = value_and_gradient(difference, name)

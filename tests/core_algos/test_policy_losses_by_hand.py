@@ -8,11 +8,11 @@ import torch
 from burnish.config import FSDPActorConfig
 from burnish.config.actor_rollout_ref import PolicyLossConfig
 from burnish.conformance.batches import ragged_batch
-from burnish.conformance.references import aggregate
+from burnish.conformance.losses.term import evaluate, reference_inputs
+from burnish.conformance.losses.terms import policy_loss
+from burnish.conformance.references import LOSS_REFERENCES
 from burnish.core_algos.aggregation import LOSS_AGG_MODES
 from burnish.core_algos.policy_losses import compute_policy_loss_vanilla, get_policy_loss_fn
-from tests.core_algos import loss_oracles
-from tests.core_algos.loss_oracles import Keys
 
 
 def settings(**keys) -> FSDPActorConfig:
@@ -283,41 +283,27 @@ class TestCovariance:
             assert metrics["kl_cov_frac"] == near(number / 10)
 
 
-KEYS = Keys()
-CONFIG = {
-    "clip_ratio_low": KEYS.low, "clip_ratio_high": KEYS.high, "clip_ratio_c": KEYS.c,
-    "tau_pos": KEYS.tau_pos, "tau_neg": KEYS.tau_neg, "dro_beta": KEYS.beta,
+# Other values than the defaults, so that a wrong one shows; clip_cov and kl_cov choose several tokens of a small batch.
+KEYS = {
+    "clip_ratio_low": 0.15, "clip_ratio_high": 0.28, "clip_ratio_c": 1.3, "tau_pos": 0.9, "tau_neg": 1.4, "dro_beta": 0.3,
+    "clip_cov_ratio": 0.1, "clip_cov_lb": 0.05, "clip_cov_ub": 3.0, "kl_cov_ratio": 0.2, "ppo_kl_coef": 0.5,
 }  # fmt: skip
+CONFIG = settings(**KEYS)
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-@pytest.mark.parametrize("name", sorted(loss_oracles.TOKEN_LOSSES))
+# The loss of the bypass mode has a file of its own.
+@pytest.mark.parametrize("name", sorted(set(LOSS_REFERENCES) - {"bypass_mode"}))
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_naive_loop(seed, name, mode):
     b = ragged_batch(seed)
-    weights = b.values.exp()
-    loss, metrics = get_policy_loss_fn(name)(
-        b.old_log_probs, b.log_probs, b.advantages, b.mask, mode, settings(**CONFIG), weights
-    )
-    old, new, advantages = (x.tolist() for x in (b.old_log_probs, b.log_probs, b.advantages))
-    per_token = torch.tensor(loss_oracles.per_token(name, old, new, advantages, KEYS), dtype=torch.float64) * weights
-    used_mode = "seq-mean-token-mean" if name == "sapo" else mode
-    expected = aggregate(per_token.tolist(), b.mask.tolist(), used_mode, b.mask.shape[1])
-    assert loss.item() == pytest.approx(expected, rel=1e-10)
-    assert metrics["actor/ppo_kl"].item() == pytest.approx((b.old_log_probs - b.log_probs)[b.mask].mean().item())
-
-
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-@pytest.mark.parametrize("name", ["gspo", "geo_mean"])
-@pytest.mark.parametrize("seed", range(3))
-def test_losses_of_whole_responses_equal_the_naive_loop_in_every_mode(seed, name, mode):
-    b = ragged_batch(seed)
-    weights = b.values.exp()
-    args = [b.old_log_probs, b.log_probs, b.advantages, b.mask]
-    loss, _ = get_policy_loss_fn(name)(*args, mode, settings(**CONFIG), weights)
-    old, new, advantages, mask = (x.tolist() for x in args)
-    expected = getattr(loss_oracles, name)(old, new, advantages, weights.tolist(), mask, KEYS)
-    assert loss.item() == pytest.approx(expected, rel=1e-7)
+    b.advantages[:, ::4] = 0.0
+    term = policy_loss(name)
+    known = term.with_settings(**KEYS, loss_agg_mode=mode, weighted=True)
+    got = evaluate(term, b, **known)
+    assert got.loss.item() == pytest.approx(LOSS_REFERENCES[name](reference_inputs(b, weighted=True), known), rel=1e-10)
+    moved = (b.old_log_probs - b.log_probs)[b.mask].mean().item()
+    assert got.metrics["actor/ppo_kl"].item() == pytest.approx(moved)
 
 
 @pytest.mark.parametrize("name", ["vanilla", "sapo", "geo_mean", "gpg", "dro", "clip_cov", "kl_cov"])
@@ -327,7 +313,7 @@ def test_the_gradient_is_that_of_finite_differences(name):
     chosen = {"clip_cov": {"keep": noise > 0.3}, "kl_cov": {"penalized": noise > 0.3}}.get(name, {})
 
     def loss(log_prob: torch.Tensor) -> torch.Tensor:
-        args = (b.old_log_probs, log_prob, b.advantages, b.mask, "token-mean", settings(**CONFIG))
+        args = (b.old_log_probs, log_prob, b.advantages, b.mask, "token-mean", CONFIG)
         return get_policy_loss_fn(name)(*args, **chosen)[0]
 
     assert torch.autograd.gradcheck(loss, b.log_probs.clone().requires_grad_())
@@ -335,14 +321,18 @@ def test_the_gradient_is_that_of_finite_differences(name):
 
 @pytest.mark.parametrize("name", ["cispo", "dppo_tv", "dppo_kl"])
 def test_the_gradient_of_a_weighted_log_prob_is_its_weight(name):
-    """These are w log_prob with a w that is taken as constant, so w is loss / log_prob and the gradient as well."""
+    """These are w log_prob with a w that is taken as constant: a log_prob larger by 1 has a loss larger by w."""
     b = ragged_batch(12)
-    log_prob = b.log_probs.clamp(max=-0.01).requires_grad_()
-    old, new, advantages = (x.tolist() for x in (b.old_log_probs.clamp(max=-0.01), log_prob, b.advantages))
-    args = (torch.tensor(old).double(), log_prob, b.advantages, b.mask, "token-sum", settings(**CONFIG))
-    get_policy_loss_fn(name)(*args)[0].backward()
-    per_token = torch.tensor(loss_oracles.per_token(name, old, new, advantages, KEYS), dtype=torch.float64)
-    expected = torch.where(b.mask, per_token / log_prob.detach(), 0.0)
+    known = policy_loss(name).with_settings(**KEYS, loss_agg_mode="token-sum")
+    inputs = reference_inputs(b, weighted=False)
+    expected = torch.zeros_like(b.log_probs)
+    for row, token in b.mask.nonzero().tolist():
+        moved = [list(values) for values in inputs["log_prob"]]
+        moved[row][token] += 1.0
+        reference = LOSS_REFERENCES[name]
+        expected[row, token] = reference({**inputs, "log_prob": moved}, known) - reference(inputs, known)
+    log_prob = b.log_probs.clone().requires_grad_()
+    get_policy_loss_fn(name)(b.old_log_probs, log_prob, b.advantages, b.mask, "token-sum", CONFIG)[0].backward()
     torch.testing.assert_close(log_prob.grad, expected, rtol=1e-6, atol=1e-9)
 
 

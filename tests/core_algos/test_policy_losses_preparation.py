@@ -9,6 +9,8 @@ import torch
 from burnish.config import FSDPActorConfig
 from burnish.config.actor_rollout_ref import PolicyLossConfig
 from burnish.conformance.batches import RaggedBatch, ragged_batch
+from burnish.conformance.losses.term import reference_inputs
+from burnish.conformance.references.losses import covariances
 from burnish.conformance.shared_ranks import on_ranks
 from burnish.core_algos.policy_losses import (
     compute_policy_loss_clip_cov,
@@ -17,7 +19,6 @@ from burnish.core_algos.policy_losses import (
     prepare_kl_cov,
 )
 from burnish.utils.errors import TrainingError
-from tests.core_algos.loss_oracles import covariances
 
 BOTH = pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 
@@ -50,16 +51,16 @@ def noise_for(b: RaggedBatch, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(4))
 def test_kl_cov_chooses_the_tokens_of_the_highest_covariance(seed):
     b = ragged_batch(seed)
-    by_covariance = covariances(b.log_probs.tolist(), b.advantages.tolist(), b.mask.tolist())
-    expected = sorted(by_covariance, key=by_covariance.get, reverse=True)[: int(0.2 * len(by_covariance))]
-    assert choose("kl_cov", b, noise=noise_for(b)) == set(expected)
+    highest_first = sorted(covariances(reference_inputs(b, weighted=False)), reverse=True)
+    expected = {(row, token) for _, row, token in highest_first[: int(0.2 * len(highest_first))]}
+    assert choose("kl_cov", b, noise=noise_for(b)) == expected
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clip_cov_chooses_the_smallest_noise_of_the_unclipped_tokens_between_its_bounds(seed):
     b, (low, high) = ragged_batch(seed), (0.1, 1.5)
     noise = noise_for(b, seed)
-    by_covariance = covariances(b.log_probs.tolist(), b.advantages.tolist(), b.mask.tolist())
+    by_covariance = {(row, token): value for value, row, token in covariances(reference_inputs(b, weighted=False))}
     ratios = (b.log_probs - b.old_log_probs).exp()
     # PPO's clip with 0.3 is active where the ratio has left the range on the side of the advantage.
     clipped = ((ratios > 1.3) & (b.advantages > 0)) | ((ratios < 0.7) & (b.advantages < 0))

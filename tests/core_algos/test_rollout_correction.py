@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from burnish.config import RolloutCorrectionConfig
-from burnish.config.rejection import PRESETS, RULES, RejectionRule, parse_rejection
-from burnish.conformance.batches import ragged_batch
-from burnish.core_algos.policy_difference import compute_offpolicy_metrics
+from burnish.config.rejection import PRESETS, RULES
+from burnish.conformance.batches import RaggedBatch, ragged_batch
+from burnish.conformance.references import CORRECTION_SETTINGS, accepted, importance_weights
+from burnish.core_algos import policy_difference
 from burnish.core_algos.rollout_correction import (
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
@@ -236,32 +237,11 @@ def test_geo_preset_rejects_a_drift_per_token_that_a_sequence_preset_lets_pass()
 # Against naive loops, and invariances.
 
 
-def naive_keep(log_ratio: np.ndarray, mask: np.ndarray, rule: RejectionRule) -> np.ndarray:
-    k = {
-        "k1": lambda x: -x,
-        "k2": lambda x: x * x / 2,
-        "k3": lambda x: math.exp(x) - 1 - x,
-    }[rule.estimator]
-
-    def accepts(statistic: float) -> bool:
-        if rule.estimator == "k1":
-            return rule.lower <= math.exp(-statistic) <= rule.upper
-        return statistic <= rule.upper
-
-    kept = np.zeros_like(mask)
-    for row in range(len(mask)):
-        inside = [t for t in range(mask.shape[1]) if mask[row, t]]
-        values = [k(min(max(log_ratio[row, t], -20.0), 20.0)) for t in inside]
-        if not inside:
-            continue
-        verdict = {
-            "token": lambda values=values: [accepts(value) for value in values],
-            "seq_sum": lambda values=values: [accepts(sum(values))] * len(values),
-            "seq_mean": lambda values=values: [accepts(sum(values) / len(values))] * len(values),
-            "seq_max": lambda values=values: [all(accepts(value) for value in values)] * len(values),
-        }[rule.level]()
-        kept[row, inside] = verdict
-    return kept
+def compared(seed: int, **keys) -> tuple[RaggedBatch, tuple]:
+    """A batch, and what the naive loops are given of it."""
+    b = ragged_batch(seed)
+    lists = (tensor.tolist() for tensor in (b.log_probs, b.old_log_probs, b.mask))
+    return b, (*lists, {**CORRECTION_SETTINGS, **keys})
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -270,72 +250,36 @@ def naive_keep(log_ratio: np.ndarray, mask: np.ndarray, rule: RejectionRule) -> 
 def test_rejection_equals_the_naive_loop(rollout_rs, threshold, seed):
     if isinstance(threshold, str) and not rollout_rs.endswith("k1"):
         threshold = 0.02
-    b = ragged_batch(seed)
+    b, given = compared(seed, rollout_rs=rollout_rs, rollout_rs_threshold=threshold)
     _, kept, metrics = run(b.log_probs, b.old_log_probs, b.mask, rollout_rs=rollout_rs, rollout_rs_threshold=threshold)
-    mask = b.mask.numpy()
-    (rule,) = parse_rejection(rollout_rs, threshold)
-    expected = naive_keep((b.log_probs - b.old_log_probs).numpy(), mask, rule)
-    assert np.array_equal(kept.numpy(), expected)
-    assert metrics["rollout_rs_masked_fraction"] == pytest.approx(1 - expected.sum() / mask.sum())
+    expected = torch.tensor(accepted(*given))
+    assert torch.equal(kept, expected)
+    assert metrics["rollout_rs_masked_fraction"] == pytest.approx(1 - (expected.sum() / b.mask.sum()).item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rollout_is", ["token", "sequence"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_weights_equal_the_naive_loop(rollout_is, normalize, seed):
-    b = ragged_batch(seed)
-    weights, kept, metrics = run(
-        b.log_probs, b.old_log_probs, b.mask, rollout_is=rollout_is, rollout_is_threshold=1.2,
-        rollout_is_batch_normalize=normalize, rollout_rs="token_k2", rollout_rs_threshold=0.1,
-    )  # fmt: skip
-    expected = np.zeros(b.mask.shape)
-    for row in range(len(b.mask)):
-        inside = [t for t in range(b.mask.shape[1]) if b.mask[row, t]]
-        log_ratios = [(b.log_probs[row, t] - b.old_log_probs[row, t]).item() for t in inside]
-        for t, log_ratio in zip(inside, log_ratios, strict=True):
-            expected[row, t] = min(math.exp(sum(log_ratios) if rollout_is == "sequence" else log_ratio), 1.2)
-    inside = expected[b.mask.numpy()]
+    keys = {
+        "rollout_is": rollout_is,
+        "rollout_is_threshold": 1.2,
+        "rollout_is_batch_normalize": normalize,
+        "rollout_rs": "token_k2",
+        "rollout_rs_threshold": 0.1,
+    }
+    b, given = compared(seed, **keys)
+    weights, kept, metrics = run(b.log_probs, b.old_log_probs, b.mask, **keys)
+    expected = torch.tensor(importance_weights(*given), dtype=torch.float64)
+    assert 0 < kept.sum() < b.mask.sum()
+    torch.testing.assert_close(weights, torch.where(b.mask, expected, 0.0), rtol=1e-12, atol=0)
+    if normalize:
+        assert weights[kept].mean().item() == pytest.approx(1.0)
+        return
+    inside = expected[b.mask].numpy()
     assert metrics["rollout_is_mean"] == pytest.approx(inside.mean())
     assert metrics["rollout_is_std"] == pytest.approx(inside.std())
     assert metrics["rollout_is_eff_sample_size"] == pytest.approx(inside.sum() ** 2 / (len(inside) * (inside**2).sum()))
-    if normalize:
-        assert 0 < kept.sum() < b.mask.sum()
-        expected /= expected[kept.numpy()].mean()
-        assert weights[kept].mean().item() == pytest.approx(1.0)
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_offpolicy_metrics_equal_the_naive_loop(seed):
-    b = ragged_batch(seed)
-    metrics = compute_offpolicy_metrics(b.log_probs, b.old_log_probs, b.mask)
-    rows = []
-    for old, rollout, m in zip(b.log_probs.tolist(), b.old_log_probs.tolist(), b.mask.tolist(), strict=True):
-        rows.append(([o for o, inside in zip(old, m, strict=True) if inside],
-                     [r for r, inside in zip(rollout, m, strict=True) if inside]))  # fmt: skip
-    log_ratios = [[o - r for o, r in zip(*row, strict=True)] for row in rows]
-    tokens = [x for row in log_ratios for x in row]
-    ours = [-sum(old) / len(old) for old, _ in rows]
-    theirs = [-sum(rollout) / len(rollout) for _, rollout in rows]
-    diff = [a - b for a, b in zip(ours, theirs, strict=True)]
-    assert metrics == pytest.approx(
-        {
-            "rollout_corr/kl": -np.mean(tokens),
-            "rollout_corr/k3_kl": np.mean([math.exp(x) - 1 - x for x in tokens]),
-            "rollout_corr/chi2_token": np.mean([math.exp(x) ** 2 for x in tokens]) - 1,
-            "rollout_corr/chi2_seq": np.mean([math.exp(sum(row)) ** 2 for row in log_ratios]) - 1,
-            "rollout_corr/training_ppl": np.mean(np.exp(ours)),
-            "rollout_corr/rollout_ppl": np.mean(np.exp(theirs)),
-            "rollout_corr/training_log_ppl": np.mean(ours),
-            "rollout_corr/rollout_log_ppl": np.mean(theirs),
-            "rollout_corr/log_ppl_diff": np.mean(diff),
-            "rollout_corr/log_ppl_abs_diff": np.mean(np.abs(diff)),
-            "rollout_corr/log_ppl_diff_max": max(diff),
-            "rollout_corr/log_ppl_diff_min": min(diff),
-            "rollout_corr/ppl_ratio": np.mean(np.exp(diff)),
-        },
-        rel=1e-10,
-    )
 
 
 ALL = {
@@ -344,6 +288,17 @@ ALL = {
     "rollout_rs": "token_k1,seq_mean_k3,seq_max_k2",
     "rollout_rs_threshold": "0.5_2.0,0.15,0.6",
 }
+
+
+@pytest.mark.parametrize("elements", [1, 40])
+def test_the_blocks_of_rows_that_are_looked_at_at_once_do_not_matter(monkeypatch, elements):
+    b = ragged_batch(4, empty_rows=2)
+    weights, kept, metrics = run(b.log_probs, b.old_log_probs, b.mask, **ALL)
+    monkeypatch.setattr(policy_difference, "_ELEMENTS", elements)
+    other_weights, other_kept, other_metrics = run(b.log_probs, b.old_log_probs, b.mask, **ALL)
+    assert torch.equal(other_kept, kept)
+    torch.testing.assert_close(other_weights, weights, rtol=1e-12, atol=0)
+    assert other_metrics == pytest.approx(metrics, rel=1e-12)
 
 
 def test_the_order_of_rows_does_not_matter():

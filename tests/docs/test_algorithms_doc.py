@@ -16,11 +16,13 @@ from burnish.config import (
     load_config,
     names,
 )
+from burnish.config.build import value_of
 from burnish.config.load import RECIPES
 from burnish.config.rejection import PRESETS
 from burnish.config.schema import leaves, sections
 from burnish.conformance.batches import ragged_batch
-from burnish.conformance.suite import own_algorithms, run_checks
+from burnish.conformance.own import own_algorithms
+from burnish.conformance.suite import run_checks
 from burnish.core_algos.advantages import compute_advantage
 from burnish.core_algos.aggregation import LOSS_AGG_MODES, agg_loss
 from burnish.core_algos.estimators import (
@@ -335,6 +337,27 @@ def test_the_algorithms_of_the_examples_pass_all_checks_of_conformance(tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     own = own_algorithms("examples_of_the_page:centered", "examples_of_the_page:squared")
     assert [run_checks(algorithm).failures for algorithm in own] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys", "said"),
+    [
+        ("gspo", {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}, "the paper sets 3e-4 and 4e-4"),
+        ("clip_cov", {"clip_ratio_low": 1, "clip_ratio_high": 1}, "1 each in the recipe"),
+        ("kl_cov", {"policy_loss.kl_cov_ratio": 2e-3}, "2e-3 in the recipe"),
+        ("kl_cov", {"policy_loss.ppo_kl_coef": 1}, "the recipe takes the paper's 1)"),
+        ("geo_mean", {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}, ".4 each in the paper and the recipe"),
+        ("cispo", {"clip_ratio_low": 10}, "the recipe: 10"),
+        ("dppo", {"clip_ratio_low": 0.15, "clip_ratio_high": 0.15}, ".15 for tv in the recipe"),
+        ("dppo", {"clip_ratio_c": 20}, "`actor.clip_ratio_c` = 20"),
+    ],
+)
+def test_a_recipe_sets_what_the_page_says_of_it(recipe, keys, said):
+    config = load_config([f"recipe={recipe}"])
+    for key, value in keys.items():
+        assert value_of(config, f"actor_rollout_ref.actor.{key}") == value
+    losses = section("Policy losses")
+    assert said in section("dppo_tv" if recipe == "dppo" else recipe, losses).replace("\n  ", " ")
 
 
 def test_every_recipe_is_short_and_says_what_it_is():

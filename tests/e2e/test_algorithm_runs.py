@@ -79,6 +79,15 @@ def test_remaxs_baseline_is_the_score_of_the_greedy_response(tmp_path):
     assert metrics["critic/score/mean"] == pytest.approx(scores.mean().item())
 
 
+def test_the_greedy_responses_change_nothing_about_the_sampled_ones(tmp_path):
+    """Nor does validation: what is sampled depends on its own random stream alone."""
+    plain = run(tmp_path / "grpo", "algorithm.adv_estimator=grpo", HOT, reward_fn=by_text, steps=1)[0]
+    overrides = ["algorithm.adv_estimator=remax", "trainer.val_before_train=true", HOT]
+    beside = run(tmp_path / "remax", *overrides, reward_fn=by_text, steps=1)[0]
+    for key in ("responses", "rollout_log_probs", "token_level_scores"):
+        assert torch.equal(plain.tensors[key], beside.tensors[key]), key
+
+
 def test_a_greedy_response_without_a_score_takes_its_prompt_out_of_training(tmp_path):
     calls = []
 
@@ -174,6 +183,20 @@ def test_bypass_mode_makes_no_pass_and_takes_the_same_step_where_the_policies_ag
     assert torch.equal(tensors["old_log_probs"], tensors["rollout_log_probs"])
     for key in ("actor/grad_norm", "actor/pg_loss", "actor/ppo_kl"):
         assert theirs[key] == pytest.approx(ours[key], rel=2e-4, abs=1e-5), key
+
+
+OWN_ESTIMATOR = "algorithm.adv_estimator=tests.e2e.own_estimator:by_surprise"
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_an_estimator_of_ones_own_gets_the_old_log_probs_that_it_names(tmp_path, bypass):
+    mode = f"algorithm.rollout_correction.bypass_mode={str(bypass).lower()}"
+    (batch,) = run(tmp_path, OWN_ESTIMATOR, mode, reward_fn=by_text, steps=1)
+    tensors = batch.tensors
+    scores = tensors["token_level_scores"].sum(-1, keepdim=True)
+    assert torch.equal(tensors["advantages"], -tensors["old_log_probs"] * scores * tensors["response_mask"])
+    assert ("timing_s/old_log_prob" in raw_metrics(tmp_path)[0]) is not bypass
+    assert logged(tmp_path)[0]["actor/grad_norm"] > 0
 
 
 def test_weights_of_a_rollout_that_agrees_with_the_trainer_are_one(tmp_path):

@@ -122,6 +122,14 @@ def test_generations_are_dumped_whole_and_validation_counts_every_prompt(tmp_pat
     assert logged(tmp_path)[0]["val-aux/burnish/arithmetic/num_prompts"] == 16
 
 
+def test_tokens_of_validation_do_not_count_for_the_pace_of_the_rollout(tmp_path):
+    tiny_run(tmp_path, "trainer.total_training_steps=1", "trainer.test_freq=1")
+    (metrics,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "timing_s/testing" in metrics
+    num_tokens = metrics["timing_s/gen"] * 1000 / metrics["timing_per_token_ms/gen"]
+    assert num_tokens == pytest.approx(metrics["response_length/mean"] * metrics["training/num_rows"])
+
+
 def test_a_reward_function_given_as_a_python_object_is_used(tmp_path):
     def longer_is_better(data_source, solution_str, ground_truth, extra_info=None):
         return float(len(solution_str))

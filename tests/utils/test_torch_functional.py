@@ -45,6 +45,13 @@ def test_variance_survives_a_mean_much_larger_than_the_deviations():
     assert masked_var(values, torch.ones(4, dtype=torch.bool)).item() == pytest.approx(5 / 3, rel=1e-4)
 
 
+@pytest.mark.parametrize("size", [1e18, 1e20, 1e30])
+def test_whitening_does_not_depend_on_the_size_of_the_values(size):
+    values = torch.tensor([[1.0, 2.0, NAN], [3.0, 4.0, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    torch.testing.assert_close(masked_whiten(size * values, mask), masked_whiten(values, mask))
+
+
 @pytest.mark.parametrize("constant", [0.1, 0.2, 0.7, 1 / 3, -123.456])
 @pytest.mark.parametrize("count", [2, 3, 64, 1000])
 def test_whitening_equal_values_gives_exactly_zero(constant, count):

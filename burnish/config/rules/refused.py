@@ -51,6 +51,14 @@ _MTP = _yet("multi-token prediction does", False)
 _PROFILER = _yet("profilers do", None, False)
 _OPTIMIZER = "AdamW is the one optimizer; set its keys directly (lr, betas, weight_decay, clip_grad)"
 
+_CORRECTION = "algorithm.rollout_correction"
+_IS_PER_TOKEN = (
+    f"importance weights are {_CORRECTION}.rollout_is=token (or sequence) with {_CORRECTION}.rollout_is_threshold=2.0"
+)
+_VETO = Refusal(
+    harmless=(None,), reason=f"rows are rejected by {_CORRECTION}.rollout_rs, as seq_max_k1 with rollout_rs_threshold"
+)
+
 REFUSED: dict[str, Refusal] = {
     # Model.
     "actor_rollout_ref.hybrid_engine": Refusal(
@@ -97,6 +105,24 @@ REFUSED: dict[str, Refusal] = {
     f"{_ACTOR}.megatron.*": _yet("Megatron does"),
     f"{_REF}.megatron.*": _yet("Megatron does"),
     "critic.megatron.*": _yet("Megatron does"),
+    # Corrections of the rollout, as they were called before.
+    f"{_ACTOR}.tis_imp_ratio_cap": Refusal(harmless=(-1, 0, None), reason=_IS_PER_TOKEN),
+    "algorithm.rollout_is": Refusal(harmless=(False, None), reason=_IS_PER_TOKEN),
+    **{
+        f"algorithm.{name}": Refusal(harmless=(None,), reason=_IS_PER_TOKEN)
+        for name in ("rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode")
+    },
+    "algorithm.rollout_is_veto_threshold": _VETO,
+    f"{_CORRECTION}.rollout_token_veto_threshold": _VETO,
+    f"{_CORRECTION}.rollout_rs_threshold_lower": Refusal(
+        harmless=(None,), reason="rollout_rs_threshold holds both bounds, as 0.5_2.0"
+    ),
+    **{
+        f"{_CORRECTION}.{name}": Refusal(
+            harmless=(False, None), reason="bypass_mode=true with loss_type=reinforce is the policy gradient itself"
+        )
+        for name in ("use_pure_rollout_correction", "use_policy_gradient")
+    },
     # Rollout.
     f"{_ROLLOUT}.logprobs_mode": Refusal(
         harmless=("processed_logprobs", None), reason="log-probs are always those of softmax(logits / temperature)"

@@ -45,6 +45,7 @@ RENAMED = {
     f"{_ACTOR}.ppo_infer_micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
     f"{_ACTOR}.ppo_infer_max_token_len_per_gpu": f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
     "data.tokenizer": "actor_rollout_ref.model.tokenizer_path",
+    "algorithm.rollout_correction.bypass_old_logprob_for_rollout": "algorithm.rollout_correction.bypass_mode",
     "trainer.val_freq": "trainer.test_freq",
     "trainer.micro_batch_size": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
 }

@@ -7,10 +7,10 @@ from typing import Any
 
 from burnish.config.rejection import RULES
 from burnish.conformance.correction import checks
-from burnish.conformance.correction.algorithm import Correction, HandAnswer
+from burnish.conformance.correction.algorithm import Correction
 from burnish.conformance.correction.answers import REJECTIONS, WEIGHTS
 
-__all__ = ["Correction", "HandAnswer", "correction_checks", "corrections"]
+__all__ = ["Correction", "correction_checks", "corrections"]
 
 # Bounds that reject some of a random batch, for every level.
 _BOUNDS: dict[str, tuple[Any, Any]] = {"k1": ("0.5_1.8", 1.5), "k2": (0.2, 0.05), "k3": (0.2, 0.05)}

@@ -20,7 +20,7 @@ Correct = Callable[[Tensor, Tensor, Tensor, RolloutCorrectionConfig], tuple[Tens
 
 @dataclass(frozen=True, kw_only=True)
 class HandAnswer:
-    """Settings, and the weights or the mask that they give for `burnish.conformance.correction.answers.BATCH`."""
+    """Settings, and the weights (1 outside the mask) or the mask that they give for `correction.answers.BATCH`."""
 
     settings: Settings
     weights: list[list[float]] | None = None

@@ -1,4 +1,4 @@
-"""Weights and masks worked out on paper."""
+"""Weights and masks worked out on paper: the answers are numbers, the working is in the comments."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ BATCH = literal_batch(
     rollout_log_probs=[[-3, -9, -3], [-3, -9, -9], [-3, -3, -3]],
 )
 
-_E01, _E03 = math.exp(0.1), math.exp(0.3)
-
 WEIGHTS: dict[str, tuple[HandAnswer, ...]] = {
-    # min(r, 2); normalised: their mean is (2 + .5 + 2 + 3 e^.1) / 6.
+    # min(r, 2), with e^.1 = 1.105171; normalised: over their mean, (2 + .5 + 2 + 3 e^.1) / 6 = 1.302585.
     "token": (
-        HandAnswer(settings={}, weights=[[2, 1, 0.5], [2, 1, 1], [_E01] * 3]),
+        HandAnswer(settings={}, weights=[[2, 1, 0.5], [2, 1, 1], [1.1051709181, 1.1051709181, 1.1051709181]]),
         HandAnswer(
             settings={"rollout_is_batch_normalize": True},
             weights=[
-                [weight * 6 / (4.5 + 3 * _E01) if weight else 1 for weight in row]
-                for row in ([2, 0, 0.5], [2, 0, 0], [_E01] * 3)
+                [1.5354078968, 1, 0.3838519742],
+                [1.5354078968, 1, 1],
+                [0.8484440774, 0.8484440774, 0.8484440774],
             ],
         ),
     ),
     # Products of the rows: 2 * 1/2 = 1; 3, truncated to 2; e^.3.
-    "sequence": (HandAnswer(settings={}, weights=[[1, 1, 1], [2, 1, 1], [_E03] * 3]),),
+    "sequence": (HandAnswer(settings={}, weights=[[1, 1, 1], [2, 1, 1], [1.3498588076, 1.3498588076, 1.3498588076]]),),
 }
 
 

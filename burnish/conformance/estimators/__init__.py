@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.config.names import GROUP_ADV_ESTIMATORS
+from burnish.conformance.cases import hyper_parameters
 from burnish.conformance.estimators import checks
-from burnish.conformance.estimators.algorithm import Estimator, HandAnswer, SettingCase
+from burnish.conformance.estimators.algorithm import Estimator
 from burnish.conformance.estimators.answers import HAND_ANSWERS
 from burnish.conformance.estimators.cases import SETTING_CASES
 from burnish.conformance.references import ESTIMATOR_REFERENCES, EstimatorReference
 from burnish.core_algos.estimators import ADV_ESTIMATORS, get_adv_estimator_fn
 
-__all__ = ["Estimator", "HandAnswer", "SettingCase", "built_in_estimators", "estimator_checks", "own_estimator"]
+__all__ = ["Estimator", "built_in_estimators", "estimator_checks", "own_estimator"]
 
 
 def built_in_estimators() -> list[Estimator]:
@@ -54,5 +55,5 @@ def estimator_checks(estimator: Estimator) -> dict[str, Callable[[Any], None]]:
         # Rewards, values and log-probs are float32 in the trainer: one's own estimator need not know of anything narrower.
         **({"bf16": checks.bf16} if built_in else {}),
         "extremes and NaN": checks.extremes,
-        **({"hyper-parameters": checks.hyper_parameters} if has_settings else {}),
+        **({"hyper-parameters": hyper_parameters} if has_settings else {}),
     }

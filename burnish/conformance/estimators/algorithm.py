@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.config import AlgoConfig
 from burnish.conformance.batches import RaggedBatch
+from burnish.conformance.cases import SettingCase
 from burnish.conformance.comparison import close
 from burnish.conformance.references import ESTIMATOR_SETTINGS, EstimatorReference
 from burnish.utils.errors import ConfigError
@@ -30,14 +31,6 @@ class HandAnswer:
     returns: list[list[float]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-7
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingCase:
-    """What a hyper-parameter does, as a check."""
-
-    setting: str
-    check: Callable[[Estimator], None]
 
 
 @dataclass(frozen=True, kw_only=True)

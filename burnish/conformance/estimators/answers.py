@@ -1,4 +1,4 @@
-"""Advantages worked out on paper, one estimator after the other."""
+"""Advantages worked out on paper, one estimator after the other: the answers are numbers, the working is in the comments."""
 
 from __future__ import annotations
 
@@ -31,19 +31,17 @@ def _per_row(*advantages: float) -> list[list[float]]:
 _GAE = HandAnswer(
     batch=literal_batch([[1, 0, 1]], rewards=[[0, 0, 1]], values=[[0.2, 9, 0.5]]),
     settings={"gamma": 0.99, "lam": 0.95},
-    advantages=[[math.sqrt(0.5), 0, -math.sqrt(0.5)]],
+    advantages=[[0.7071067812, 0, -0.7071067812]],
     returns=[[0.96525, 0, 1]],
     tolerance=2e-7,
 )
 
-# a: mean 1, deviations 0, -1, 1, so std = sqrt(2 / 2) = 1; b: mean 2, deviations 1, -1, std = sqrt(2).
-_GRPO = HandAnswer(
-    batch=_FIVE_ROWS,
-    advantages=_per_row(0, 1 / (math.sqrt(2) + 1e-6), -1 / (1 + 1e-6), -1 / (math.sqrt(2) + 1e-6), 1 / (1 + 1e-6)),
-)
+# a: mean 1, deviations 0, -1, 1, so std = sqrt(2 / 2) = 1; b: mean 2, deviations 1, -1, std = sqrt(2). Epsilon is 1e-6:
+# 1 / 1.000001 = .999999 and 1 / (sqrt(2) + .000001) = .7071062812.
+_GRPO = HandAnswer(batch=_FIVE_ROWS, advantages=_per_row(0, 0.7071062812, -0.999999, -0.7071062812, 0.999999))
 
-# a: the best score is 2, the second 1; b: 3 and 1. The standard deviations are those of GRPO above.
-_PASSK = HandAnswer(batch=_FIVE_ROWS, advantages=_per_row(0, 2 / (math.sqrt(2) + 1e-6), 0, 0, 1 / (1 + 1e-6)))
+# a: the best score is 2, the second 1; b: 3 and 1. The standard deviations are those of GRPO above: 1 and 2 over them.
+_PASSK = HandAnswer(batch=_FIVE_ROWS, advantages=_per_row(0, 1.4142125624, 0, 0, 0.999999))
 
 # a: 1 - (0 + 2) / 2, 0 - (1 + 2) / 2, 2 - (1 + 0) / 2; b: 3 - 1, 1 - 3.
 _RLOO = HandAnswer(batch=_FIVE_ROWS, advantages=_per_row(0, 2, -1.5, -2, 1.5))
@@ -53,15 +51,15 @@ _RLOO = HandAnswer(batch=_FIVE_ROWS, advantages=_per_row(0, 2, -1.5, -2, 1.5))
 _REINFORCE_PLUS_PLUS = HandAnswer(
     batch=literal_batch([[1, 0, 1], [1, 0, 0]], rewards=[[0, 0, 1], [0.5, 0, 0]]),
     settings={"gamma": 0.5},
-    advantages=[[-1 / math.sqrt(3), 0, 2 / math.sqrt(3)], [-1 / math.sqrt(3), 0, 0]],
+    advantages=[[-0.5773502692, 0, 1.1547005384], [-0.5773502692, 0, 0]],
     returns=[[0.5, 0, 1], [0.5, 0, 0]],
     tolerance=2e-7,
 )
 
 # Deviations from the means a: 0, -1, 1; b: 1, -1, on rows of 2, 2, 3, 1, 2 tokens (a b a b a): the ten tokens sum to
-# 0 + 2 - 3 - 1 + 2 = 0 and their squares to 8, so the variance is 8/9.
+# 0 + 2 - 3 - 1 + 2 = 0 and their squares to 8, so the variance is 8/9; 1 / sqrt(8/9) = 1.06066.
 _REINFORCE_PLUS_PLUS_BASELINE = HandAnswer(
-    batch=_FIVE_ROWS, advantages=_per_row(0, math.sqrt(9 / 8), *(-math.sqrt(9 / 8),) * 2, math.sqrt(9 / 8))
+    batch=_FIVE_ROWS, advantages=_per_row(0, 1.0606601718, -1.0606601718, -1.0606601718, 1.0606601718)
 )
 
 # First row: G = 1.5 and 1, b = .25. Second row: G = 2 and 2, b = 3.
@@ -107,10 +105,11 @@ _TIR_OPTIMAL_TOKEN_BASELINE = HandAnswer(
 # Without standard deviations. Component 0, deviations a: 0, -1, 1; b: 1, -1. Component 1, a: 0, 0, 3 deviate by -1, -1, 2;
 # b: equal, 0. With weights 1 and .5: a: -.5, -1.5, 2; b: 1, -1. Rows of 2, 2, 3, 1, 2 tokens (a b a b a) sum to
 # -1 + 2 - 4.5 - 1 + 4 = -.5: mean -.05. Squares: .5 + 2 + 6.75 + 1 + 8 = 18.25, less 10 * .05^2 = 18.225; / 9 = 2.025.
+# So (-.5, 1, -1.5, -1, 2) + .05, over sqrt(2.025) = 1.423025.
 _GDPO = HandAnswer(
     batch=_FIVE_ROWS,
     settings={"norm_adv_by_std_in_grpo": False, "gdpo_reward_weights": [1.0, 0.5]},
-    advantages=_per_row(*((x + 0.05) / math.sqrt(2.025) for x in (-0.5, 1, -1.5, -1, 2))),
+    advantages=_per_row(-0.3162277660, 0.7378647874, -1.0189561349, -0.6675919505, 1.4405931563),
 )
 
 HAND_ANSWERS: dict[str, tuple[HandAnswer, ...]] = {

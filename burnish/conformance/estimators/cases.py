@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from burnish.conformance.batches import RaggedBatch, advantage_batch
+from burnish.conformance.cases import SettingCase
 from burnish.conformance.comparison import close, must
-from burnish.conformance.estimators.algorithm import Estimator, SettingCase
+from burnish.conformance.estimators.algorithm import Estimator
 
 _BATCH = advantage_batch(7)
 _ONE_ROW_EACH = replace(_BATCH, uids=np.arange(len(_BATCH.mask)))

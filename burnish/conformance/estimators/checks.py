@@ -164,9 +164,15 @@ def extremes(estimator: Estimator) -> None:
 
 def _reads(estimator: Estimator) -> list[str]:
     """The fields of a batch that must be finite inside the mask for this estimator."""
-    keys = {"rewards": "token_level_rewards", "values": "values", "reward_baselines": "reward_baselines"}
-    if "reward_components" in estimator.parameters:
-        return ["reward_components"]
+    keys = {
+        "rewards": "token_level_rewards",
+        "values": "values",
+        "old_log_probs": "old_log_probs",
+        "sum_pi_squared": "sum_pi_squared",
+        "weights": "rollout_is_weights",
+        "reward_baselines": "reward_baselines",
+        "reward_components": "reward_components",
+    }
     return [field for field, key in keys.items() if key in estimator.parameters]
 
 
@@ -210,9 +216,3 @@ def _equal_rewards(estimator: Estimator) -> None:
                 f"A group of {size} rewards that are all {reward:.3g} gets an advantage of {largest:.1e}, not exactly 0.",
             )
             must(advantages[size:].any(), "A group of rewards 0 and 1 beside one of equal rewards gets no advantage.")
-
-
-def hyper_parameters(estimator: Estimator) -> None:
-    """Every hyper-parameter does what it is documented to do."""
-    for case in estimator.cases:
-        case.check(estimator)

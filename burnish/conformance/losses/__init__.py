@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from burnish.conformance.cases import hyper_parameters
 from burnish.conformance.losses import checks
 from burnish.conformance.losses.packing import packing
-from burnish.conformance.losses.term import HandAnswer, LossTerm, SettingCase
+from burnish.conformance.losses.term import LossTerm
 from burnish.conformance.losses.terms import aggregation_modes, kl_forms, policy_loss, policy_losses, value_loss
 
 __all__ = [
-    "HandAnswer",
     "LossTerm",
-    "SettingCase",
     "aggregation_modes",
     "kl_forms",
     "loss_checks",
@@ -36,5 +35,5 @@ def loss_checks(term: LossTerm) -> dict[str, Callable[[Any], None]]:
         "fp32": checks.fp32,
         "bf16": checks.bf16,
         "extremes and NaN": checks.extremes,
-        **({"hyper-parameters": checks.hyper_parameters} if term.cases else {}),
+        **({"hyper-parameters": hyper_parameters} if term.cases else {}),
     }

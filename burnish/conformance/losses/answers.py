@@ -1,7 +1,6 @@
-"""Losses and gradients worked out on paper, one term after the other.
+"""Losses and gradients worked out on paper, one term after the other: the answers are numbers, the working is in the comments.
 
-D = log_prob - old_log_prob, rho = exp(D), N = tokens. e is exp; rounded numbers are given where a closed form would hide
-what happens.
+D = log_prob - old_log_prob, rho = exp(D) = e^D.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ _LN2 = math.log(2)
 
 # Three tokens. D = .5, A = .5: rho = 1.6487 is clipped to 1.2: L = -.6, no gradient.
 # D = 0, A = -2: L = 2, gradient -A rho = 2.  D = 2, A = -1: rho = 7.39, and -A rho is bounded by -A c = 3, no gradient.
+# Mean of the three: 4.4 / 3.
 _VANILLA = HandAnswer(
     batch=literal_batch(
         [[1, 1, 1]], old_log_probs=[[-2, -1, -3]], log_probs=[[-1.5, -1, -1]], advantages=[[0.5, -2, -1]]
     ),
-    loss=(-0.6 + 2 + 3) / 3,
+    loss=4.4 / 3,
     gradient=[[0, 2 / 3, 0]],
 )
 
 # First row: D = .1, .3, so s = .2 and rho = e^.2 = 1.2214 is clipped to 1.2: -1.2, no gradient. Second row: D = -.1, .3, so
-# s = .1: -e^.1 = -1.105171 on both tokens, each with the gradient -e^.1 / (2 tokens * 2 rows).
+# s = .1: -e^.1 = -1.105171 on both tokens, each with the gradient -e^.1 / (2 tokens * 2 rows). Mean of the two rows.
 _GSPO = HandAnswer(
     batch=literal_batch(
         [[1, 1], [1, 1]],
@@ -33,19 +33,19 @@ _GSPO = HandAnswer(
         advantages=[[1, 1], [1, 1]],
     ),
     settings={"clip_ratio": 0.2},
-    loss=(-1.2 - 1.1051709181) / 2,
-    gradient=[[0, 0], [-1.1051709181 / 4] * 2],
+    loss=-1.1525854590,
+    gradient=[[0, 0], [-0.2762927295, -0.2762927295]],
 )
 
 # D = 0, A = -1: sigmoid(0) 4 / 1.05 = 1.904762; its slope -A 4 sigmoid (1 - sigmoid) rho = 1.
 # D = ln 2, A = 1: -sigmoid(1) 4 = -2.924234; slope -4 * .731059 * .268941 * 2 = -1.572895. One row: half of each.
 _SAPO = HandAnswer(
     batch=literal_batch([[1, 1]], old_log_probs=[[-1, -1 - _LN2]], log_probs=[[-1, -1]], advantages=[[-1, 1]]),
-    loss=(1.9047619048 - 2.9242343145) / 2,
-    gradient=[[0.5, -1.5728954659 / 2]],
+    loss=-0.5097362049,
+    gradient=[[0.5, -0.7864477330]],
 )
 
-# -log_prob A = 3 and -.5.
+# -log_prob A = 3 and -.5, gradients -A; half of each.
 _GPG = HandAnswer(
     batch=literal_batch([[1, 1]], log_probs=[[-1.5, -0.5]], advantages=[[2, -1]]), loss=1.25, gradient=[[-1, 0.5]]
 )
@@ -70,8 +70,8 @@ _CLIP_COV = HandAnswer(
 _KL_COV = HandAnswer(
     batch=literal_batch([[1, 1, 1]], old_log_probs=[[-1.5, -2, -3]], log_probs=[[-1, -2, -3]], advantages=[[3, 0, -2]]),
     settings={"kl_cov_ratio": 0.0002, "ppo_kl_coef": 0.1},
-    loss=(-4.9461638121 + 0.05 + 0 + 2) / 3,
-    gradient=[[(-4.9461638121 + 0.1) / 3, 0, 2 / 3]],
+    loss=-0.9653879374,
+    gradient=[[-1.6153879374, 0, 2 / 3]],
 )
 
 # A = 2: D = .5, .1 become .2, .1, mean .15: -2 e^.15 = -2.323668; half of it is the second token's gradient, the first is
@@ -83,22 +83,22 @@ _GEO_MEAN_BATCH = {
 }
 _GEO_MEAN = HandAnswer(
     batch=literal_batch([[1, 1], [1, 1]], **_GEO_MEAN_BATCH),
-    loss=(-2.3236684855 + 0.8607079764) / 2,
-    gradient=[[0, -2.3236684855 / 4], [0, 0.8607079764 / 4]],
+    loss=-0.7314802545,
+    gradient=[[0, -0.5809171214], [0, 0.2151769941]],
 )
-# Weights 4 and 1 count as their geometric mean, 2, for the whole row.
+# Weights 4 and 1 count as their geometric mean, 2, for the whole row: twice the first row above.
 _GEO_MEAN_WEIGHTED = HandAnswer(
     batch=literal_batch([[1, 1], [1, 1]], weights=[[4, 1], [1, 1]], **_GEO_MEAN_BATCH),
     settings={"weighted": True},
-    loss=(-2 * 2.3236684855 + 0.8607079764) / 2,
-    gradient=[[0, -2.3236684855 / 2], [0, 0.8607079764 / 4]],
+    loss=-1.8933144972,
+    gradient=[[0, -1.1618342427], [0, 0.2151769941]],
 )
 
 # D = .5, A = 2: the ratio 1.6487 counts as 1.2: -1.2 * 2 * -1 = 2.4, gradient -2.4.
-# D = -.5, A = -1: .6065 counts as .8: -.8 * -1 * -2 = -1.6, gradient .8.
+# D = -.5, A = -1: .6065 counts as .8: -.8 * -1 * -2 = -1.6, gradient .8. Half of each.
 _CISPO = HandAnswer(
     batch=literal_batch([[1, 1]], old_log_probs=[[-1.5, -1.5]], log_probs=[[-1, -2]], advantages=[[2, -1]]),
-    loss=(2.4 - 1.6) / 2,
+    loss=0.4,
     gradient=[[-1.2, 0.4]],
 )
 
@@ -111,7 +111,7 @@ _DPPO_TV = HandAnswer(
         log_probs=[[math.log(0.5), math.log(0.6), math.log(0.5)]],
         advantages=[[1, 2, -1]],
     ),
-    loss=(1.2259814970 - 2.0794415417) / 3,
+    loss=-0.2844866815,
     gradient=[[0, -0.8, 1]],
 )
 
@@ -125,15 +125,15 @@ _DPPO_KL = HandAnswer(
         log_probs=[[math.log(0.5)] * 3],
         advantages=[[1, 1, -1]],
     ),
-    loss=(1.3862943611 - 2.0794415417) / 3,
+    loss=-0.2310490602,
     gradient=[[-2 / 3, 0, 1]],
 )
 
 # beta = .1. D = .5, A = 2: -(-2 - .05 * .25) = 2.0125, gradient -(2 - .05) = -1.95.
-# D = -1, A = -1: -(2 - .05) = -1.95, gradient -(-1 + .1) = .9.
+# D = -1, A = -1: -(2 - .05) = -1.95, gradient -(-1 + .1) = .9. Half of each.
 _DRO = HandAnswer(
     batch=literal_batch([[1, 1]], old_log_probs=[[-1.5, -1]], log_probs=[[-1, -2]], advantages=[[2, -1]]),
-    loss=(2.0125 - 1.95) / 2,
+    loss=0.03125,
     gradient=[[-0.975, 0.45]],
 )
 
@@ -151,8 +151,8 @@ _BYPASS_BATCH = literal_batch(
 _BYPASS_REINFORCE = HandAnswer(
     batch=_BYPASS_BATCH,
     settings={"rollout_correction": {"loss_type": "reinforce", "rollout_is": "token"}},
-    loss=(1.6487212707 - 1) / 2,
-    gradient=[[-1.6487212707 / 2, 1]],
+    loss=0.3243606354,
+    gradient=[[-0.8243606354, 1]],
 )
 # r = 4 is rejected, and leaves the denominator too: one token.
 _BYPASS_REJECTION = HandAnswer(
@@ -185,35 +185,32 @@ POLICY_LOSSES: dict[str, tuple[HandAnswer, ...]] = {
 }
 
 
-def _kl(values: tuple[float, float], slopes: tuple[float, float]) -> tuple[HandAnswer, ...]:
+def _kl(loss: float, gradient: list[float]) -> tuple[HandAnswer, ...]:
     """d = .5 and d = -1, mean of the two."""
-    answer = HandAnswer(
-        batch=literal_batch([[1, 1]], log_probs=[[-1, -2]], ref_log_probs=[[-1.5, -1]]),
-        loss=sum(values) / 2,
-        gradient=[[slope / 2 for slope in slopes]],
-    )
-    return (answer,)
+    batch = literal_batch([[1, 1]], log_probs=[[-1, -2]], ref_log_probs=[[-1.5, -1]])
+    return (HandAnswer(batch=batch, loss=loss, gradient=[gradient]),)
 
 
-# d, |d| and d^2 / 2 of .5 and -1; exp(-d) + d - 1 = .606531 - .5 and e - 2, slopes 1 - exp(-d).
-_K1, _ABS, _K2, _K3 = (0.5, -1.0), (0.5, 1.0), (0.125, 0.5), (0.1065306597, 0.7182818285)
-_SLOPES_OF_K2 = (0.5, -1.0)
+# d: .5 and -1. abs(d): .5 and 1. d^2 / 2: .125 and .5, slopes d. exp(-d) + d - 1: .106531 and e - 2 = .718282, slopes
+# 1 - exp(-d) = .393469 and -1.718282. With a + the slopes are those of d^2 / 2. Half of each.
+_K1, _ABS, _K2, _K3 = -0.25, 0.75, 0.3125, 0.4124062441
+_OF_K1, _OF_ABS, _OF_K2, _OF_K3 = [0.5, 0.5], [0.5, -0.5], [0.25, -0.5], [0.1967346701, -0.8591409142]
 
 KL_FORMS: dict[str, tuple[HandAnswer, ...]] = {
-    "kl": _kl(_K1, (1, 1)),
-    "k1": _kl(_K1, (1, 1)),
-    "abs": _kl(_ABS, (1, -1)),
-    "mse": _kl(_K2, _SLOPES_OF_K2),
-    "k2": _kl(_K2, _SLOPES_OF_K2),
-    "low_var_kl": _kl(_K3, (0.3934693403, -1.7182818285)),
-    "k3": _kl(_K3, (0.3934693403, -1.7182818285)),
-    "kl+": _kl(_K1, _SLOPES_OF_K2),
-    "k1+": _kl(_K1, _SLOPES_OF_K2),
-    "abs+": _kl(_ABS, _SLOPES_OF_K2),
-    "mse+": _kl(_K2, _SLOPES_OF_K2),
-    "k2+": _kl(_K2, _SLOPES_OF_K2),
-    "low_var_kl+": _kl(_K3, _SLOPES_OF_K2),
-    "k3+": _kl(_K3, _SLOPES_OF_K2),
+    "kl": _kl(_K1, _OF_K1),
+    "k1": _kl(_K1, _OF_K1),
+    "abs": _kl(_ABS, _OF_ABS),
+    "mse": _kl(_K2, _OF_K2),
+    "k2": _kl(_K2, _OF_K2),
+    "low_var_kl": _kl(_K3, _OF_K3),
+    "k3": _kl(_K3, _OF_K3),
+    "kl+": _kl(_K1, _OF_K2),
+    "k1+": _kl(_K1, _OF_K2),
+    "abs+": _kl(_ABS, _OF_K2),
+    "mse+": _kl(_K2, _OF_K2),
+    "k2+": _kl(_K2, _OF_K2),
+    "low_var_kl+": _kl(_K3, _OF_K2),
+    "k3+": _kl(_K3, _OF_K2),
 }
 
 # v = 1, v_old = 0, R = 2: (1 - 2)^2 = 1, and v clipped to .5: 2.25 is larger: 1.125, no gradient.
@@ -221,7 +218,7 @@ KL_FORMS: dict[str, tuple[HandAnswer, ...]] = {
 VALUE_LOSS = (
     HandAnswer(
         batch=literal_batch([[1, 1]], vpreds=[[1, 0.2]], values=[[0, 0]], returns=[[2, 1]]),
-        loss=(1.125 + 0.32) / 2,
+        loss=0.7225,
         gradient=[[0, -0.4]],
     ),
 )
@@ -238,10 +235,11 @@ def _aggregated(loss: float, first_row: float, second_row: float) -> tuple[HandA
     return (answer,)
 
 
+# token-mean: 6 / 3 tokens. Rows: sums 3 and 3, means 1.5 and 3, sums over 4 twice .75; two rows count.
 AGGREGATION_MODES: dict[str, tuple[HandAnswer, ...]] = {
-    "token-mean": _aggregated(6 / 3, 1 / 3, 1 / 3),
-    "seq-mean-token-sum": _aggregated((3 + 3) / 2, 1 / 2, 1 / 2),
-    "seq-mean-token-mean": _aggregated((1.5 + 3) / 2, 1 / 4, 1 / 2),
-    "seq-mean-token-sum-norm": _aggregated((3 / 4 + 3 / 4) / 2, 1 / 8, 1 / 8),
+    "token-mean": _aggregated(2, 1 / 3, 1 / 3),
+    "seq-mean-token-sum": _aggregated(3, 1 / 2, 1 / 2),
+    "seq-mean-token-mean": _aggregated(2.25, 1 / 4, 1 / 2),
+    "seq-mean-token-sum-norm": _aggregated(0.75, 1 / 8, 1 / 8),
     "token-sum": _aggregated(6, 1, 1),
 }

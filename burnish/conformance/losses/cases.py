@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from burnish.conformance.batches import RaggedBatch, literal_batch, loss_batch
+from burnish.conformance.cases import SettingCase
 from burnish.conformance.comparison import close
-from burnish.conformance.losses.term import LossTerm, SettingCase, evaluate
+from burnish.conformance.losses.term import LossTerm, evaluate
 from burnish.core_algos.aggregation import LOSS_AGG_MODES
 
 _LN2 = math.log(2)
@@ -45,7 +47,7 @@ def _gives(
 
 def _weights_multiply(term: LossTerm) -> None:
     batch = loss_batch(0)
-    doubled = batch.map(lambda x: torch.full_like(x, 2.0) if x is batch.weights else x)
+    doubled = replace(batch, weights=torch.full_like(batch.weights, 2.0))
     got, plain = evaluate(term, doubled, weighted=True), evaluate(term, batch)
     close("Weights of 2 double the loss: it", got.loss, 2 * plain.loss, 1e-7)
     close("Weights of 2 double the gradient: it", got.gradient, 2 * plain.gradient, 1e-7)
@@ -106,8 +108,7 @@ _CLIP_COV = (
 def _num_left_out(term: LossTerm) -> None:
     advantages = [3.0, 2.5, 2.0, 1.5, 1.0, -1.0, -1.5, -2.0, -2.5, -3.0]
     log_probs = [-0.1, -0.2, -0.3, -0.4, -0.5, -2.5, -2.6, -2.7, -2.8, -2.9]
-    batch = _row(log_probs, log_probs, advantages)
-    batch = batch.map(lambda x: torch.arange(10.0)[None] / 10 if x is batch.noise else x)
+    batch = replace(_row(log_probs, log_probs, advantages), noise=torch.arange(10.0)[None] / 10)
     for ratio, count in ((0.0, 1), (0.19, 1), (0.3, 3), (1.0, 10)):
         settings = {"clip_cov_ratio": ratio, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0}
         zero = int((evaluate(term, batch, **settings).gradient == 0).sum())

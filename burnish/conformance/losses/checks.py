@@ -137,10 +137,14 @@ def _metrics_add_up(what: str, parts: list[Evaluated], want: Evaluated) -> None:
     for name, value in want.metrics.items():
         shares = [torch.as_tensor(part.metrics[name]) for part in parts]
         must(not any(share.requires_grad for share in shares), f"The metric {name} is not detached.")
-        together = torch.stack([share.double() for share in shares])
-        ends = {"_max": together.max(), "_min": together.min()}
-        total = next((extreme for end, extreme in ends.items() if name.endswith(end)), together.sum())
-        close(f"{what}, the metric {name}", total, value, 1e-6)
+        close(f"{what}, the metric {name}", _total(name, torch.stack(shares).double()), value, 1e-6)
+
+
+def _total(name: str, shares: Tensor) -> Tensor:
+    """Extremes combine as such, everything else adds up."""
+    if name.endswith("_max"):
+        return shares.max()
+    return shares.min() if name.endswith("_min") else shares.sum()
 
 
 # The first rank has the rows without a token that counts, and fewer rows.
@@ -254,9 +258,3 @@ def _far_apart(term: LossTerm) -> None:
         if term.reference is not None:
             want = term.reference(reference_inputs(batch, weighted=False), term.with_settings())
             close(f"The loss {where}", evaluate(term, batch).loss, want)
-
-
-def hyper_parameters(term: LossTerm) -> None:
-    """Every hyper-parameter does what it is documented to do."""
-    for case in term.cases:
-        case.check(term)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from burnish.config import FSDPActorConfig, PolicyLossConfig, RolloutCorrectionConfig
 from burnish.conformance.batches import RaggedBatch
+from burnish.conformance.cases import SettingCase
 from burnish.conformance.comparison import must
 from burnish.conformance.references import LOSS_SETTINGS, LossReference
 from burnish.core_algos.aggregation import LOSS_AGG_MODES
@@ -32,14 +33,6 @@ class HandAnswer:
     gradient: list[list[float]]
     settings: Settings = field(default_factory=dict)
     tolerance: float = 1e-7
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingCase:
-    """What a hyper-parameter does, as a check."""
-
-    setting: str
-    check: Callable[[LossTerm], None]
 
 
 @dataclass(frozen=True, kw_only=True)

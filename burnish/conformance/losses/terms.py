@@ -59,6 +59,7 @@ def policy_losses() -> list[LossTerm]:
         policy_loss(
             name,
             reference=LOSS_REFERENCES.get(name),
+            constants=("old_log_probs", "advantages"),
             detaches=("old_log_probs", "advantages", "weights"),
             hand=answers.POLICY_LOSSES.get(name, ()),
             cases=cases.POLICY_LOSSES.get(name, ()),
@@ -69,8 +70,10 @@ def policy_losses() -> list[LossTerm]:
     ]
 
 
-def policy_loss(name: str, reference: LossReference | None = None, **known: Any) -> LossTerm:
-    """The policy loss called ``name``, or the one at ``package.module:function``.
+def policy_loss(
+    name: str, reference: LossReference | None = None, constants: tuple[str, ...] = ("advantages",), **known: Any
+) -> LossTerm:
+    """The policy loss called ``name``, or the one at ``package.module:function``, which need not know an old policy.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -121,7 +124,7 @@ def policy_loss(name: str, reference: LossReference | None = None, **known: Any)
         reference=reference,
         modes=modes,
         takes_weights=takes_weights,
-        constants=("advantages",),
+        constants=constants,
         **known,
     )
 

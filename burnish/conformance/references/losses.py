@@ -116,7 +116,7 @@ def gpg(inputs: Inputs, settings: Settings) -> float:
     return _aggregated(losses, inputs, settings)
 
 
-def _covariances(inputs: Inputs) -> list[tuple[float, int, int]]:
+def covariances(inputs: Inputs) -> list[tuple[float, int, int]]:
     """(covariance, row, token) of the tokens in the mask."""
     places = [(i, t) for i, row in enumerate(inputs["response_mask"]) for t in kept(row)]
     advantage_mean = mean([inputs["advantages"][i][t] for i, t in places])
@@ -135,15 +135,15 @@ def clip_cov(inputs: Inputs, settings: Settings) -> float:
     """PPO's clip; a few of the unclipped tokens of high covariance, those of the smallest noise, weigh nothing."""
     low, high = _offsets(settings)
     losses = _each_token(inputs, lambda new, frozen, old, a: _clipped(_ratio(new, old), a, low, high))
-    covariances = _covariances(inputs)
+    of_tokens = covariances(inputs)
     eligible = []
-    for covariance, i, t in covariances:
+    for covariance, i, t in of_tokens:
         ratio = _ratio(inputs["frozen_log_prob"][i][t], inputs["old_log_prob"][i][t])
         advantage = inputs["advantages"][i][t]
         is_clipped = -advantage * clamp(ratio, 1 - low, 1 + high) > -advantage * ratio
         if not is_clipped and settings["clip_cov_lb"] < covariance < settings["clip_cov_ub"]:
             eligible.append((inputs["noise"][i][t], i, t))
-    count = max(1, int(settings["clip_cov_ratio"] * len(covariances)))
+    count = max(1, int(settings["clip_cov_ratio"] * len(of_tokens)))
     for _, i, t in sorted(eligible)[:count]:
         losses[i][t] = 0.0
     return _aggregated(losses, inputs, settings)
@@ -152,9 +152,10 @@ def clip_cov(inputs: Inputs, settings: Settings) -> float:
 def kl_cov(inputs: Inputs, settings: Settings) -> float:
     """-A rho; the tokens of the highest covariance also pay for their distance from the old policy."""
     losses = _each_token(inputs, lambda new, frozen, old, advantage: -advantage * _ratio(new, old))
-    covariances = _covariances(inputs)
-    count = max(1, int(settings["kl_cov_ratio"] * len(covariances)))
-    for _, i, t in sorted(covariances, reverse=True)[:count]:
+    # Of equal covariances those of the smallest noise come first.
+    of_tokens = sorted(covariances(inputs), key=lambda token: (-token[0], inputs["noise"][token[1]][token[2]]))
+    count = max(1, int(settings["kl_cov_ratio"] * len(of_tokens)))
+    for _, i, t in of_tokens[:count]:
         losses[i][t] += settings["ppo_kl_coef"] * abs(inputs["log_prob"][i][t] - inputs["old_log_prob"][i][t])
     return _aggregated(losses, inputs, settings)
 
@@ -175,7 +176,7 @@ def geo_mean(inputs: Inputs, settings: Settings) -> float:
                 difference = min(difference, high)
             elif advantage < 0:
                 difference = max(difference, -low)
-            logs.append(difference)
+            logs.append(difference if advantage != 0 else 0.0)
         loss = -masked_mean([inputs["advantages"][i][t] for t in tokens]) * math.exp(masked_mean(logs))
         weights = inputs["rollout_is_weights"]
         if weights is not None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from burnish.core_algos.blocks import row_lengths
 from burnish.core_algos.groups import GroupIndex, Groups
 from burnish.utils.errors import TrainingError
 from burnish.utils.registry import Registry
@@ -189,7 +190,7 @@ def whiten_outcomes(
         mask: m.
         counts: the rows in the mean and the variance; the others get exactly 0.
     """
-    num_tokens = torch.where(counts, mask.sum(dim=-1), 0).double()
+    num_tokens = torch.where(counts, row_lengths(mask), 0).double()
     total = num_tokens.sum()
     # Shifted by one of the values first: equal ones have a mean without rounding then, and become exactly 0.
     centered = advantages - advantages[num_tokens.argmax()]

@@ -2,6 +2,7 @@
 
 import torch
 
+from burnish.core_algos.blocks import over_rows
 from burnish.core_algos.estimators.base import (
     AdvantageEstimator,
     AdvantagesAndReturns,
@@ -11,7 +12,7 @@ from burnish.core_algos.estimators.base import (
     check_inputs,
     register_adv_est,
 )
-from burnish.core_algos.scans import generalized_advantage, row_blocks
+from burnish.core_algos.scans import generalized_advantage
 from burnish.utils.torch_functional import masked_whiten
 
 
@@ -45,6 +46,9 @@ def compute_gae_advantage_return(
     mask = check_inputs(token_level_rewards, response_mask, values=values)
     advantages = generalized_advantage(token_level_rewards, values, mask, gamma, lam)
     returns = torch.empty_like(advantages)
-    for rows in row_blocks(len(mask)):
+
+    def add_values(rows: slice) -> None:
         returns[rows] = torch.where(mask[rows], advantages[rows] + values[rows], 0.0)
+
+    over_rows(add_values, returns)
     return masked_whiten(advantages, mask), returns

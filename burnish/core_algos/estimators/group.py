@@ -6,6 +6,7 @@ exactly 0, and rows alone in their group what `settle` says.
 
 import torch
 
+from burnish.core_algos.blocks import row_lengths
 from burnish.core_algos.estimators.base import (
     AdvantageEstimator,
     AdvantagesAndReturns,
@@ -157,7 +158,7 @@ def compute_opo_outcome_advantage(
         TrainingError: see `grouped_outcomes`.
     """
     mask, scores, groups = grouped_outcomes(token_level_rewards, response_mask, index)
-    lengths = mask.sum(dim=-1)
+    lengths = row_lengths(mask)
     baselines = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     alone = scores if single_rows_count(config, num_repeat) else None
     advantages = settle(scores - baselines[groups.ids], scores, groups, alone)

@@ -4,8 +4,8 @@ With G_t = sum of the rewards from t on, and the squared norm of the score funct
     W_t = sum_{j <= t} (1 - 2 pi_j + sum pi_j^2) w_j^2 m_j,   pi = probability of the token, w = rollout weight or 1,
 the baseline that leaves the least variance is B_t = sum_g(G_t W_t m) / sum_g(W_t m).
 
-The work goes over blocks of rows twice, first to add up these two sums, then to subtract their quotient: what is needed per
-row beside the results stays in the cache, and only the sums, one row per group, are matrices of their own.
+The work goes over blocks of rows twice, to compute the terms of these two sums and to subtract their quotient, so that what is
+needed on the way stays in the cache.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
+from burnish.core_algos.blocks import over_rows, row_lengths
 from burnish.core_algos.estimators.base import (
     AdvantageEstimator,
     AdvantagesAndReturns,
@@ -27,7 +28,7 @@ from burnish.core_algos.estimators.base import (
     single_rows_count,
 )
 from burnish.core_algos.groups import GroupIndex, Groups
-from burnish.core_algos.scans import rewards_to_go, row_blocks
+from burnish.core_algos.scans import rewards_to_go
 from burnish.utils.torch_functional import at_least_fp32
 
 _Matrix = Float[Tensor, "batch response"]
@@ -129,51 +130,65 @@ def _estimate(
 ) -> AdvantagesAndReturns:
     mask = inputs.checked_mask()
     groups = Groups.of(index, len(mask), mask.device)
-    returns = at_least_fp32(torch.empty_like(inputs.token_level_rewards))
-    baselines, constant = _baselines(inputs, mask, groups, returns, compact)
+    returns, products, weights, constant = _terms(inputs, mask, groups, compact)
+    baselines, denominators = groups.sum_rows(products, weights)
+    baselines /= denominators.add_(1e-8)
+    del products, denominators
     if handle_zero_tail:
         _, shared = groups.top_two(_ends(mask, compact))
         position = torch.arange(mask.shape[1], device=mask.device)
         baselines.masked_fill_(position >= shared.unsqueeze(-1), 0.0)
     baselines[groups.is_single] = 0.0
-    advantages = torch.empty_like(returns)
-    for rows in row_blocks(len(mask)):
+    # The weights are summed up: their place is free.
+    advantages = weights
+
+    def subtract(rows: slice) -> None:
         m, baseline = mask[rows], baselines[groups.ids[rows]].to(returns.dtype)
         if compact:
             baseline = baseline.gather(1, _places(m).clamp_(max=mask.shape[1] - 1))
         advantages[rows] = torch.where(m, returns[rows] - baseline, 0.0)
+
+    over_rows(subtract, advantages)
     nothing_to_compare = constant & ~groups.is_single if single_rows else constant | groups.is_single
     advantages[nothing_to_compare[groups.ids]] = 0.0
     return advantages, returns
 
 
-def _baselines(
-    inputs: _Inputs, mask: _Mask, groups: Groups, returns: _Matrix, compact: bool
-) -> tuple[Float[Tensor, "group response"], Bool[Tensor, " group"]]:
-    """B of each group, in float64, and whether all G_t of the group are equal; fills ``returns`` with G on the way."""
-    weighted = returns.new_zeros(len(groups.sizes), mask.shape[1], dtype=torch.float64)
-    weights = torch.zeros_like(weighted)
-    totals, varies = returns.new_empty(len(mask)), torch.empty_like(groups.ids)
-    for rows in row_blocks(len(mask)):
-        m, ids = mask[rows], groups.ids[rows]
+def _terms(
+    inputs: _Inputs, mask: _Mask, groups: Groups, compact: bool
+) -> tuple[_Matrix, _Matrix, _Matrix, Bool[Tensor, " group"]]:
+    """G; G W and W, compact if so asked; and whether all G_t of a group are equal."""
+    returns = at_least_fp32(torch.empty_like(inputs.token_level_rewards))
+    products, weights = torch.empty_like(returns), torch.empty_like(returns)
+    totals, varies = returns.new_empty(len(mask)), returns.new_empty(len(mask))
+
+    def compute(rows: slice) -> None:
+        m = mask[rows]
         g = rewards_to_go(inputs.token_level_rewards[rows], m)
-        totals[rows], varies[rows] = g[:, 0], ((g != g[:, :1]) & m).any(dim=1).long()
+        totals[rows], varies[rows] = g[:, 0], ((g != g[:, :1]) & m).any(dim=1)
         g, w = torch.where(m, g, 0.0), torch.where(m, inputs.path_variances(rows, m), 0.0)
         returns[rows] = g
         if compact:
             places = _places(m)
             g, w = _to_front(g, places), _to_front(w, places)
-        weighted.index_add_(0, ids, (g * w).double())
-        weights.index_add_(0, ids, w.double())
-    return weighted.div_(weights.add_(1e-8)), groups.is_constant(totals) & (groups.sum(varies) == 0)
+        products[rows], weights[rows] = g * w, w
+
+    over_rows(compute, returns)
+    return returns, products, weights, groups.is_constant(totals) & (groups.sum(varies) == 0)
 
 
 def _ends(mask: _Mask, compact: bool) -> Float[Tensor, " batch"]:
     """Where each row ends: after its last token of the mask or, compact, after as many as it has; 0 without any."""
     if compact:
-        return mask.sum(dim=1).double()
+        return row_lengths(mask).double()
     numbers = torch.arange(1, mask.shape[1] + 1, dtype=torch.int32, device=mask.device)
-    return torch.cat([(mask[rows] * numbers).amax(dim=1) for rows in row_blocks(len(mask))]).double()
+    ends = numbers.new_empty(len(mask))
+
+    def find(rows: slice) -> None:
+        ends[rows] = (mask[rows] * numbers).amax(dim=1)
+
+    over_rows(find, mask)
+    return ends.double()
 
 
 def _places(mask: _Mask) -> Int[Tensor, "batch response"]:

@@ -69,8 +69,19 @@ class Prepare(Protocol):
         """
 
 
+# What the actor calls every policy loss with, by place.
+ARGUMENTS = (
+    "old_log_prob",
+    "log_prob",
+    "advantages",
+    "response_mask",
+    "loss_agg_mode",
+    "config",
+    "rollout_is_weights",
+)
+
 POLICY_LOSSES: Registry[Callable[..., LossAndMetrics]] = Registry(
-    "policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode"
+    "policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode", called_with=ARGUMENTS
 )
 
 

@@ -150,7 +150,8 @@ def compute_policy_loss_bypass_mode(
             reinforce, ``actor/ppo_kl`` (mean of -log r); ``rollout_corr/kl`` (-log r), ``rollout_corr/k3_kl``
             (r - 1 - log r); with ``rollout_rs`` ``rollout_corr/rollout_rs_masked_fraction``; with ``rollout_is``
             ``rollout_corr/rollout_is_mean`` (w before it is normalised) and ``rollout_is_max``, ``_min`` (before it is
-            truncated too; they combine by max and min).
+            truncated too; they combine by max and min). These three take the ratio of a row from its tokens that are left,
+            where w has it from all.
 
     Raises:
         ConfigError: no config, or what it says of the correction is wrong.
@@ -158,11 +159,13 @@ def compute_policy_loss_bypass_mode(
     """
     config = required(config)
     correction = _correction(config)
-    if needs_whole_mini_batch(config) and rollout_is_weights is None and rejected_fraction is None:
+    is_rejected = correction.rollout_rs is None or rejected_fraction is not None
+    is_normalized = not _normalizes(correction) or rollout_is_weights is not None
+    if not (is_rejected and is_normalized):
         prepared = prepare_bypass_mode(old_log_prob, log_prob, advantages, response_mask, config) or {}
         response_mask = prepared.get("response_mask", response_mask)
-        rollout_is_weights = prepared.get("rollout_is_weights")
         rejected_fraction = prepared.get("rejected_fraction")
+        rollout_is_weights = prepared.get("rollout_is_weights") if rollout_is_weights is None else rollout_is_weights
     mask, old, new, advantages = loss_inputs(old_log_prob, log_prob, advantages, response_mask)
     log_ratio = rollout_log_ratio(new, old, mask)
     num_tokens = config.global_batch_info.get("batch_num_tokens")

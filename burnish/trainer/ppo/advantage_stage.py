@@ -1,4 +1,4 @@
-"""The advantage stage: a look at what came in, the KL in the reward, the correction of the rollout, and the
+"""The advantage stage: a look at what came in, the correction of the rollout, the KL in the reward, and the
 estimator. What is switched off passes the batch on as it is."""
 
 from burnish.config import AlgoConfig, PPOTrainerConfig, RolloutCorrectionConfig
@@ -31,9 +31,9 @@ def advantages_of(
     """
     algorithm = config.algorithm
     check_batch_is_finite(batch)
-    batch, kl_metrics = add_rewards(batch, algorithm, kl_ctrl)
-    # Before the estimator: rows that are rejected are in no baseline and in no deviation.
+    # Before all statistics: rows that are rejected are in no baseline, and in no KL that steers its coefficient.
     batch, correction_metrics = correct_rollout(batch, algorithm.rollout_correction)
+    batch, kl_metrics = add_rewards(batch, algorithm, kl_ctrl)
     batch = compute_advantage(
         batch,
         adv_estimator=algorithm.adv_estimator,
@@ -43,7 +43,7 @@ def advantages_of(
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
         config=algorithm,
     )
-    return batch, kl_metrics | correction_metrics
+    return batch, correction_metrics | kl_metrics
 
 
 def check_batch_is_finite(batch: DataProto) -> None:

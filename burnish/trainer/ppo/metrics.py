@@ -5,6 +5,7 @@ the field's). ``timing_s/*`` are seconds per stage, ``perf/*`` the pace. Timing 
 have in common; everything else is.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from burnish.config import PPOTrainerConfig
 from burnish.protocol import DataProto
 from burnish.trainer.ppo.roles import need_critic
+from burnish.trainer.ppo.token_statistics import TokenStatistics, kept_tokens
 
 NON_DETERMINISTIC_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/")
 
@@ -32,19 +34,18 @@ def compute_data_metrics(
 ) -> dict[str, float]:
     """Statistics of one step's batch: scores, rewards, advantages, returns, values, lengths.
 
-    Rows that count in no loss (``valid`` is False) are left out of all but the lengths. ``clip_ratio`` is the share of rows
-    as long as is allowed.
+    Rows without a score (``valid`` is False) are left out of all but the lengths, and tokens that are not trained on out of
+    advantages, returns and values. ``clip_ratio`` is the share of rows as long as is allowed.
     """
     tensors = batch.tensors
-    response_mask, valid, loss_mask = tensors["response_mask"], tensors["valid"], tensors["loss_mask"]
+    response_mask, valid = tensors["response_mask"], tensors["valid"]
     aborted = torch.tensor([reason == "abort" for reason in batch.non_tensor_batch["finish_reason"]])
     response_length = response_mask.sum(-1)
-    prompt_length = tensors["attention_mask"].sum(-1) - tensors["attention_mask"][:, -response_mask.shape[1] :].sum(-1)
-    metrics = {
+    prompt_length = tensors["attention_mask"][:, : -response_mask.shape[1]].sum(-1)
+    return {
         **_summary("critic/score", tensors["token_level_scores"].sum(-1)[valid]),
         **_summary("critic/rewards", tensors["token_level_rewards"].sum(-1)[valid]),
-        **_summary("critic/advantages", tensors["advantages"][loss_mask]),
-        **_summary("critic/returns", tensors["returns"][loss_mask]),
+        **_token_summaries(batch, use_critic),
         **_summary("response_length", response_length),
         **_summary("response_length_non_aborted", response_length[~aborted]),
         **_summary("prompt_length", prompt_length),
@@ -54,11 +55,24 @@ def compute_data_metrics(
         "training/num_valid_rows": float(valid.sum()),
         "response/aborted_ratio": aborted.float().mean().item(),
     }
-    if use_critic:
-        values, returns = tensors["values"][loss_mask], tensors["returns"][loss_mask]
-        metrics |= _summary("critic/values", values)
-        if returns.numel() > 1:
-            metrics["critic/vf_explained_var"] = (1 - (returns - values).var() / (returns.var() + 1e-5)).item()
+
+
+def _token_summaries(batch: DataProto, use_critic: bool) -> dict[str, float]:
+    """Of the tokens that are trained on: advantages and returns; with a critic its values, and how much of the returns'
+    variance they explain."""
+    names = ["advantages", "returns", *(["values"] if use_critic else [])]
+    statistics = {name: TokenStatistics() for name in names}
+    unexplained = TokenStatistics()
+    for kept in kept_tokens(batch.tensors["loss_mask"], *(batch.tensors[name] for name in names)):
+        for name, values in zip(names, kept, strict=True):
+            statistics[name].add(values)
+        if use_critic:
+            unexplained.add(kept[1] - kept[2])
+    metrics = {}
+    for name, of_name in statistics.items():
+        metrics |= of_name.summary(f"critic/{name}")
+    if unexplained.count > 1:
+        metrics["critic/vf_explained_var"] = 1 - unexplained.variance() / (statistics["returns"].variance() + 1e-5)
     return metrics
 
 
@@ -67,16 +81,23 @@ def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
     tensors = batch.tensors
     if "old_log_probs" not in tensors or "rollout_log_probs" not in tensors:
         return {}
-    mask = tensors["response_mask"]
-    ours, theirs = tensors["old_log_probs"][mask].exp(), tensors["rollout_log_probs"][mask].exp()
-    difference = (ours - theirs).abs()
+    ours, theirs, difference, distance = (TokenStatistics() for _ in range(4))
+    log_probs = (tensors["old_log_probs"], tensors["rollout_log_probs"])
+    for old, rollout in kept_tokens(tensors["response_mask"], *log_probs):
+        old, rollout = old.exp_(), rollout.exp_()
+        ours.add(old)
+        theirs.add(rollout)
+        difference.add(old - rollout)
+        distance.add((old - rollout).abs_())
     metrics = {
-        "training/rollout_probs_diff_mean": difference.mean().item(),
-        "training/rollout_probs_diff_max": difference.max().item(),
-        "training/rollout_probs_diff_std": difference.std(correction=0).item(),
+        "training/rollout_probs_diff_mean": distance.mean.item(),
+        "training/rollout_probs_diff_max": distance.maximum.item(),
+        "training/rollout_probs_diff_std": math.sqrt(distance.variance(correction=0)),
     }
-    if ours.numel() > 1 and ours.std() > 0 and theirs.std() > 0:
-        metrics["training/rollout_actor_probs_pearson_corr"] = torch.corrcoef(torch.stack([ours, theirs]))[0, 1].item()
+    spread = ours.variance() * theirs.variance()
+    if spread > 0:
+        covariance = (ours.variance() + theirs.variance() - difference.variance()) / 2
+        metrics["training/rollout_actor_probs_pearson_corr"] = covariance / math.sqrt(spread)
     return metrics
 
 
@@ -86,7 +107,7 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float], nu
     Args:
         num_gen_tokens: tokens that were sampled in the step; dynamic sampling leaves some of them out of the batch.
     """
-    num_tokens = int(batch.tensors["attention_mask"].sum())
+    num_tokens = int(batch.tensors["attention_mask"].count_nonzero())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
     worked_on = {"gen": num_gen_tokens} | dict.fromkeys(
         ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), num_tokens
@@ -99,7 +120,7 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float], nu
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
     """The pace of the whole step: ``perf/throughput`` is tokens per second and device (the name is verl's)."""
-    num_tokens = int(batch.tensors["attention_mask"].sum())
+    num_tokens = int(batch.tensors["attention_mask"].count_nonzero())
     seconds = timing_raw["step"]
     return {
         "perf/total_num_tokens": float(num_tokens),

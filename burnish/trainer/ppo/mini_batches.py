@@ -35,33 +35,41 @@ def plan_mini_batches(
         Where a step's rows do not divide by ``dp_size``, copies without loss fill up. A mini-batch without a token in the
         loss stays in its place; it is no update.
     """
-    loss_mask = batch.tensors[loss_mask_key]
     mini_batches = _group_rows(batch.non_tensor_batch["uid"], num_prompts, shuffle_seed)
-    lengths = batch.tensors["attention_mask"].sum(-1)
+    lengths, num_trained = _row_counts(batch.tensors["attention_mask"]), _row_counts(batch.tensors[loss_mask_key])
     per_rank: list[list[int]] = [[] for _ in range(dp_size)]
     ids: list[list[int]] = [[] for _ in range(dp_size)]
     fillers: list[list[bool]] = [[] for _ in range(dp_size)]
     denominators = []
     for mini_batch_id, rows in enumerate(mini_batches):
-        mask = loss_mask[rows]
         denominators.append(
-            {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(-1).sum())},
+            {
+                "batch_num_tokens": sum(num_trained[row] for row in rows),
+                "global_batch_size": sum(num_trained[row] > 0 for row in rows),
+            },
         )
         num_fill = -len(rows) % dp_size
-        shortest = min(rows, key=lambda row: int(lengths[row]))
+        shortest = min(rows, key=lengths.__getitem__)
         padded = rows + [shortest] * num_fill
         is_filler = [False] * len(rows) + [True] * num_fill
-        for rank, part in enumerate(_spread([int(lengths[row]) for row in padded], dp_size, balance)):
+        for rank, part in enumerate(_spread([lengths[row] for row in padded], dp_size, balance)):
             per_rank[rank] += [padded[i] for i in part]
             fillers[rank] += [is_filler[i] for i in part]
             ids[rank] += [mini_batch_id] * len(part)
     planned = batch.select_idxs([row for rows in per_rank for row in rows])
     filler = torch.tensor([flag for flags in fillers for flag in flags])
-    for key in {loss_mask_key, "response_mask"}:
-        planned.tensors[key] = planned.tensors[key] & ~filler[:, None]
+    if filler.any():
+        for key in {loss_mask_key, "response_mask"}:
+            planned.tensors[key] = planned.tensors[key] & ~filler[:, None]
     planned.tensors["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
     planned.meta_info = {**batch.meta_info, "mini_batches": denominators}
     return planned
+
+
+def _row_counts(mask: torch.Tensor) -> list[int]:
+    """Entries of each row that are true."""
+    # By default bools are added up in int64, for which a matrix eight times the mask's size is made.
+    return mask.sum(-1, dtype=torch.int32).tolist()
 
 
 def _group_rows(uids, num_prompts: int, shuffle_seed: int | None) -> list[list[int]]:

@@ -266,7 +266,8 @@ class RayPPOTrainer:
         prompts.non_tensor_batch = {key: batch.non_tensor_batch[key] for key in ("uid", "sample_index")}
         prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate, "greedy": greedy}
         generated = self.actor_rollout_wg.generate_sequences(prompts)
-        self.num_gen_tokens += int(generated.tensors["response_mask"].sum())
+        if not validate:
+            self.num_gen_tokens += int(generated.tensors["response_mask"].count_nonzero())
         return batch.union(generated)
 
     @stage("reward")
