@@ -10,7 +10,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from burnish.conformance.own import own_algorithms
+from burnish.conformance.own import REMEDIES, own_algorithms
 from burnish.conformance.suite import (
     COLUMNS,
     Algorithm,
@@ -20,6 +20,7 @@ from burnish.conformance.suite import (
     select,
 )
 from burnish.utils.console import console, error_console
+from burnish.utils.errors import ConfigError
 
 _HEADINGS = {
     "hand answer": "hand\nanswer",
@@ -39,11 +40,22 @@ _WIDTH = 110
 
 
 def run_conformance(
-    *, only: Sequence[str], estimator: str | None, loss: str | None, reference: str | None, as_json: bool
+    *,
+    only: Sequence[str],
+    estimator: str | None,
+    loss: str | None,
+    reference: str | None,
+    as_json: bool,
+    keys: Sequence[str] = (),
 ) -> int:
     """Checks the built-in algorithms, or the user's own where any is named, and reports; returns the exit status."""
     own = estimator is not None or loss is not None or reference is not None
-    algorithms = select(own_algorithms(estimator, loss, reference) if own else built_in_algorithms(), only)
+    if keys and not own:
+        raise ConfigError(
+            f"{keys[0]}: behind the options go keys of an algorithm of your own, which --estimator or --loss names. One of "
+            f"burnish's is chosen by --only=NAME."
+        )
+    algorithms = select(own_algorithms(estimator, loss, reference, keys) if own else built_in_algorithms(), only)
     started = time.perf_counter()
     outcomes = _run(algorithms)
     seconds = time.perf_counter() - started
@@ -72,10 +84,20 @@ def _report(outcomes: Sequence[Outcome], seconds: float) -> None:
         for sentence, columns in _by_sentence(outcome).items():
             console.print(Text(f"\n{outcome.algorithm.name}, {columns}", style="bold red"))
             console.print(Text(sentence), soft_wrap=True)
+        for remedy in _remedies(outcome):
+            console.print(Text(f"\n{remedy}"), soft_wrap=True)
     failed = sum(len(outcome.failures) for outcome in outcomes)
     total = sum(len(outcome.checked) for outcome in outcomes)
     algorithms = "1 algorithm" if len(outcomes) == 1 else f"{len(outcomes)} algorithms"
     console.print(f"\n{total - failed} of {total} checks of {algorithms} passed in {seconds:.0f} s.")
+
+
+def _remedies(outcome: Outcome) -> list[str]:
+    """What may help with a user's own algorithm that passes some checks and fails others."""
+    algorithm, failed = outcome.algorithm, outcome.failures
+    if ":" not in algorithm.name or len(failed) == len(outcome.checked):
+        return []
+    return list(dict.fromkeys(REMEDIES[algorithm.kind, name] for name in failed if (algorithm.kind, name) in REMEDIES))
 
 
 def _by_sentence(outcome: Outcome) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -52,6 +53,9 @@ def demo(
 
 @app.command()
 def conformance(
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Keys of your own algorithm, as algorithm.custom.alpha=0.5.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Check the algorithm of this name; may be given several times.")
     ] = None,
@@ -72,7 +76,9 @@ def conformance(
     def run() -> int:
         from burnish.cli.conformance import run_conformance
 
-        return run_conformance(only=only or [], estimator=estimator, loss=loss, reference=reference, as_json=as_json)
+        return run_conformance(
+            only=only or [], estimator=estimator, loss=loss, reference=reference, as_json=as_json, keys=keys or []
+        )
 
     raise typer.Exit(exit_status(run, when_stopped="Stopped before the checks had ended."))
 
@@ -87,9 +93,9 @@ def version() -> None:
 
 def main() -> None:
     """Entry point."""
-    # As under `python -m`, so that plug-ins of the working folder are found by package.module:attribute.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    # As under `python -m`, so that plug-ins of the working folder are found by package.module:attribute, by workers too.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     app()
 
 

@@ -68,6 +68,9 @@ class PolicyLossConfig(Section):
     """kl_cov: coefficient of that term."""
     dro_beta: float = key(0.1, ge=0)
     """dro: coefficient of the squared log-ratio."""
+    custom: dict[str, Any] = key({})
+    """Keys of your own loss (`actor_rollout_ref.actor.policy_loss.custom.tau=0.3`); it reads them as
+    `config.policy_loss.custom["tau"]`."""
     rollout_correction: RolloutCorrectionConfig | None = not_a_key(lambda: None, same_as="algorithm.rollout_correction")
     """`algorithm.rollout_correction`, for the loss of the bypass mode; set from there."""
 

@@ -76,8 +76,8 @@ def _row(leaf: Leaf, section: Section) -> str:
         meaning += f" One of: {', '.join(f'`{choice}`' for choice in leaf.choices)}."
     if leaf.planned:
         meaning += f" Not yet: {', '.join(leaf.planned)}."
-    for name, reason in leaf.impossible.items():
-        meaning += f" Not {name}: {reason}."
+    for word, why in leaf.impossible.items():
+        meaning += f" Not {word}: {why}."
     if leaf.plug_in:
         meaning += " Your own: `package.module:attribute`."
     if leaf.bounds:

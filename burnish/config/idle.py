@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from burnish.config import names
 from burnish.config.applied import clip_loss
 from burnish.config.build import shown, value_of
 from burnish.config.schema import leaves
@@ -32,12 +33,19 @@ READING_LOSSES = {
 READING_ESTIMATORS = {
     "algorithm.gamma": ("gae", "reinforce_plus_plus"),
     "algorithm.lam": ("gae",),
-    "algorithm.norm_adv_by_std_in_grpo": ("grpo", "grpo_vectorized", "grpo_passk", "gdpo"),
+    "algorithm.norm_adv_by_std_in_grpo": names.STD_ADV_ESTIMATORS,
     "algorithm.gdpo_reward_keys": ("gdpo",),
     "algorithm.gdpo_reward_weights": ("gdpo",),
 }
 # Keys that need another one, which is off while it is false or null.
 SWITCHES = {
+    f"{_ACTOR}.kl_loss_coef": f"{_ACTOR}.use_kl_loss",
+    f"{_ACTOR}.kl_loss_type": f"{_ACTOR}.use_kl_loss",
+    "algorithm.kl_penalty": "algorithm.use_kl_in_reward",
+    "algorithm.kl_ctrl.type": "algorithm.use_kl_in_reward",
+    "algorithm.kl_ctrl.kl_coef": "algorithm.use_kl_in_reward",
+    "algorithm.kl_ctrl.horizon": "algorithm.use_kl_in_reward",
+    "algorithm.kl_ctrl.target_kl": "algorithm.use_kl_in_reward",
     "algorithm.pf_ppo.reweight_method": "algorithm.use_pf_ppo",
     "algorithm.pf_ppo.weight_pow": "algorithm.use_pf_ppo",
     "algorithm.filter_groups.metric": "algorithm.filter_groups.enable",
@@ -51,6 +59,8 @@ SWITCHES = {
     f"{_OVERLONG}.log": f"{_OVERLONG}.enable",
     "reward.reward_kwargs.max_resp_len": f"{_OVERLONG}.enable",
 }
+# Coefficients that ask for nothing where they are 0, beside a switch that is off as well.
+_COEFFICIENTS = (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef")
 
 
 def idle_keys(config: PPOTrainerConfig) -> dict[str, str]:
@@ -63,7 +73,8 @@ def idle_notices(config: PPOTrainerConfig) -> Iterator[str]:
     nobody's mistake: they are not named."""
     by_reason: dict[str, list[str]] = {}
     for key, reason in idle_keys(config).items():
-        if not _is_default(config, key) and not is_of_shipped_recipe(config.set_keys[key]):
+        asks_for_nothing = key in _COEFFICIENTS and value_of(config, key) == 0
+        if not _is_default(config, key) and not asks_for_nothing and not is_of_shipped_recipe(config.set_keys[key]):
             by_reason.setdefault(reason, []).append(shown(config, key))
     for reason, keys in by_reason.items():
         yield f"No effect here: {', '.join(keys)}. The reason: {reason}."

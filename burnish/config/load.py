@@ -1,6 +1,7 @@
 """`load_config`: Hydra's override grammar and YAML files -> validated dataclasses. The one home of Hydra here."""
 
 import copy
+import inspect
 import logging
 import numbers
 import os
@@ -182,7 +183,8 @@ def to_settings(text: str, override: Override | str) -> list[Setting]:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """A value given in Python as YAML would have it: paths are text, numbers of NumPy are numbers, tuples are lists.
+    """A value given in Python as YAML would have it: paths are text, numbers of NumPy are numbers, tuples are lists, and
+    functions and classes are named as ``package.module:attribute``.
 
     Raises:
         ConfigError: YAML has no such thing.
@@ -199,6 +201,13 @@ def _plain(key: str, value: Any) -> Any:
         return {str(name): _plain(f"{key}.{name}", entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(key, entry) for entry in value]
+    if inspect.isfunction(value) or inspect.isclass(value):
+        if "." in value.__qualname__ or "<" in value.__qualname__:
+            raise ConfigError(
+                f"{key}={value.__qualname__}: what a configuration names must be found by package.module:attribute, so "
+                f"define it at the top of a module."
+            )
+        return f"{value.__module__}:{value.__name__}"
     raise ConfigError(f"{key}={value!r}: {type(value).__name__} is no value of a configuration.")
 
 

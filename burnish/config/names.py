@@ -30,6 +30,8 @@ GROUP_ADV_ESTIMATORS = (
     "tir_optimal_token_baseline",
     "gdpo",
 )
+# These divide by the deviation of a group, unless algorithm.norm_adv_by_std_in_grpo says otherwise.
+STD_ADV_ESTIMATORS = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo")
 # These read the sum of squared probabilities, which the pass for the old log-probs computes.
 TOKEN_BASELINE_ADV_ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from burnish.config import applied
+from burnish.config import applied, names
 from burnish.config.actor_rollout_ref import FSDPActorConfig
+from burnish.config.algorithm import AlgoConfig
 from burnish.config.critic import FSDPCriticConfig
 from burnish.config.trainer import PPOTrainerConfig
 
@@ -60,6 +61,7 @@ class BatchPlan:
         kl: where the KL to the reference goes.
         baselines: greedy responses that a step generates beside its samples, to be their baselines.
         filter: what dynamic sampling does; empty without it.
+        reward: what is done to the scores; empty if nothing.
         log_prob: where the old log-probs come from, and how they are corrected.
         loss: the policy loss with its advantages and its aggregation, as they really apply.
     """
@@ -74,6 +76,7 @@ class BatchPlan:
     kl: str
     baselines: int
     filter: str
+    reward: str
     log_prob: str
     loss: str
 
@@ -100,6 +103,8 @@ class BatchPlan:
             lines.insert(1, f"baseline {_count(self.baselines, 'greedy response')}, one to each prompt")
         if self.filter:
             lines.append(f"filter   {self.filter}")
+        if self.reward:
+            lines.append(f"reward   {self.reward}")
         lines.append(f"log-prob {self.log_prob}")
         if self.critic is not None:
             lines.append(self.critic.render("critic"))
@@ -137,6 +142,7 @@ def batch_plan(config: PPOTrainerConfig, world_size: int) -> BatchPlan:
         kl=_kl_path(config),
         baselines=prompts if config.algorithm.adv_estimator == "remax" else 0,
         filter=_filter(config),
+        reward=_reward(config),
         log_prob=_log_prob(config),
         loss=_loss(config),
     )
@@ -159,6 +165,14 @@ def _filter(config: PPOTrainerConfig) -> str:
     most = groups.max_num_gen_batches
     batches = f"at most {_count(most, 'batch')}" if most else "as many batches as it takes,"
     return f"groups whose {groups.metric} varies, out of {batches} of {_count(prompts, 'prompt')}"
+
+
+def _reward(config: PPOTrainerConfig) -> str:
+    kwargs = config.reward.reward_kwargs
+    buffer = kwargs.overlong_buffer_cfg
+    if not buffer.enable:
+        return ""
+    return f"less up to {buffer.penalty_factor:g} over the last {buffer.len:,} of {kwargs.max_resp_len:,} tokens"
 
 
 def _log_prob(config: PPOTrainerConfig) -> str:
@@ -187,7 +201,22 @@ def _loss(config: PPOTrainerConfig) -> str:
     if name == "bypass_mode":
         name += f" ({algorithm.rollout_correction.loss_type})"
     resampled = f", rows resampled by score ({algorithm.pf_ppo.reweight_method})" if algorithm.use_pf_ppo else ""
-    return f"{name} on {algorithm.adv_estimator} advantages, {applied.loss_agg_mode(config)}{resampled}"
+    return f"{name} on {_advantages(config)}, {applied.loss_agg_mode(config)}{resampled}"
+
+
+def _advantages(config: PPOTrainerConfig) -> str:
+    algorithm, name = config.algorithm, f"{config.algorithm.adv_estimator} advantages"
+    if algorithm.adv_estimator == "gdpo":
+        return f"{name} of {' + '.join(_components(algorithm))}"
+    divides = algorithm.norm_adv_by_std_in_grpo or algorithm.adv_estimator not in names.STD_ADV_ESTIMATORS
+    return name if divides else f"{name} that no deviation divides"
+
+
+def _components(algorithm: AlgoConfig) -> list[str]:
+    """GDPO's components with their weights, where these are not 1."""
+    keys = algorithm.gdpo_reward_keys or []
+    weights = algorithm.gdpo_reward_weights or [1.0] * len(keys)
+    return [key if weight == 1 else f"{weight:g} {key}" for key, weight in zip(keys, weights, strict=True)]
 
 
 def _count(number: int, noun: str) -> str:

@@ -14,6 +14,7 @@ from burnish.utils.errors import ConfigError
 # Where users' own parts find keys of their own.
 _OWN_KEYS = (
     ("algorithm.", "estimator", "algorithm.custom"),
+    ("actor_rollout_ref.actor.policy_loss.", "policy loss", "actor_rollout_ref.actor.policy_loss.custom"),
     ("reward.reward_kwargs.", "reward manager", "reward.reward_kwargs.custom"),
 )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.core_algos.estimators import AdvantageSettings, get_adv_estimator_fn
-from burnish.core_algos.estimators.base import check_any_token, refuse_non_finite
+from burnish.core_algos.estimators.base import check_advantages, check_any_token, refuse_non_finite
 from burnish.core_algos.masks import loss_mask_of
 from burnish.protocol import DataProto
 from burnish.utils.errors import TrainingError
@@ -134,13 +134,7 @@ def _rows(entry: Any, counts: Tensor) -> Any:
 
 def _estimate(name: str, estimator: Callable, entries: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
     """What the estimator makes of the entries, if that can be trained on."""
-    advantages, returns = estimator(**entries)
-    for what, tensor in (("advantages", advantages), ("returns", returns)):
-        if tensor.shape != mask.shape:
-            raise TrainingError(
-                f"The advantage estimator {name} returned {what} of shape {tuple(tensor.shape)}; "
-                f"they must have that of the response mask, {tuple(mask.shape)}."
-            )
+    advantages, returns = check_advantages(name, estimator(**entries), mask.shape)
     refuse_non_finite(mask, advantages=advantages, returns=returns)
     return advantages, returns
 

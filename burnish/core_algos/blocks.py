@@ -4,8 +4,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from burnish.utils.torch_functional import at_least_fp32
 
 ROWS = 64
 """Rows of a block of whole rows."""
@@ -47,6 +49,18 @@ def over_blocks(work: Callable[[slice], None], total: int, size: int, device: to
     finally:
         # A thread's setting becomes that of the threads that are started after it.
         torch.set_num_threads(num_threads)
+
+
+def zeroed_outside(mask: Bool[Tensor, "*shape"], block: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``block`` in fp32 or wider where ``mask`` is True, and 0 elsewhere, whatever is there: a faster ``torch.where``.
+
+    That branches for every number, and guesses wrong where a mask has gaps. And-ing the bits with ones or with zeros does not.
+    """
+    block = at_least_fp32(block)
+    bits = torch.int64 if block.dtype == torch.float64 else torch.int32
+    # -1 is all ones. By way of bytes, from which torch converts several at a time.
+    ones_inside = mask.view(torch.uint8).to(bits).neg_()
+    return ones_inside.bitwise_and_(block.view(bits)).view(block.dtype)
 
 
 def row_lengths(mask: Bool[Tensor, "batch response"]) -> Int[Tensor, " batch"]:

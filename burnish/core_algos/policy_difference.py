@@ -5,27 +5,35 @@ has a token in m. All of this is without gradient, and in float64, a few rows at
 over rows, and a matrix of long responses in float64 is large.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from burnish.core_algos.blocks import over_blocks
 from burnish.utils.torch_functional import as_mask, check_finite, zero_outside
 
 # exp(20) = 5e8: no ratio that is meant is near it, and its square and its sums stay finite.
 LOG_RATIO_BOUND = 20.0
 
 _ELEMENTS = 1 << 20
-"""Elements that are looked at at once: few enough that float64 copies of them are small beside the batch, and many enough that
-threads, where there are several, seldom wait for each other."""
+"""Elements that are looked at at once: few enough that float64 copies of them are small beside the batch."""
+
+Result = TypeVar("Result")
 
 
-def row_blocks(matrix: Shaped[Tensor, "batch response"]) -> Iterator[slice]:
-    """The rows of ``matrix`` in blocks of about a million elements, one row at least; one block if it is empty."""
-    step = max(1, _ELEMENTS // max(1, matrix.shape[1]))
-    for start in range(0, max(1, len(matrix)), step):
-        yield slice(start, start + step)
+def map_rows(work: Callable[[slice], Result], matrix: Shaped[Tensor, "batch response"]) -> list[Result]:
+    """What ``work`` makes of the rows of ``matrix``, in their order, as `over_blocks` calls it: a block of about a million
+    elements at a time, one row at least, and one block without a row if there is none."""
+    results: dict[int, Result] = {}
+
+    def keep(rows: slice) -> None:
+        results[rows.start] = work(rows)
+
+    over_blocks(keep, max(1, len(matrix)), max(1, _ELEMENTS // max(1, matrix.shape[1])), matrix.device)
+    return [results[start] for start in sorted(results)]
 
 
 def rollout_log_ratio(
@@ -84,11 +92,12 @@ def compute_offpolicy_metrics(
     """
     mask = as_mask(response_mask, old_log_prob, "response_mask")
     check_finite(mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
-    blocks = []
-    for rows in row_blocks(mask):
+
+    def measure(rows: slice) -> dict[str, Tensor]:
         of_rows = (old_log_prob[rows], rollout_log_prob[rows], mask[rows])
-        blocks.append(difference_of_rows(rollout_log_ratio(*of_rows), *of_rows))
-    return difference_metrics(joined(blocks))
+        return difference_of_rows(rollout_log_ratio(*of_rows), *of_rows)
+
+    return difference_metrics(joined(map_rows(measure, mask)))
 
 
 def difference_of_rows(

@@ -27,8 +27,8 @@ from burnish.core_algos.policy_difference import (
     k_statistic,
     kept_values,
     logged,
+    map_rows,
     rollout_log_ratio,
-    row_blocks,
 )
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError, TrainingError
@@ -136,10 +136,11 @@ def compute_rollout_correction_and_rejection_mask(
     mask = as_mask(response_mask, old_log_prob, "response_mask")
     check_finite(mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
     rules = parse_rejection(config.rollout_rs, config.rollout_rs_threshold)
-    blocks = [
-        _correct_rows(old_log_prob[rows], rollout_log_prob[rows], mask[rows], rules, config)
-        for rows in row_blocks(mask)
-    ]
+
+    def correct(rows: slice) -> tuple[Tensor | None, Tensor, dict[str, Tensor]]:
+        return _correct_rows(old_log_prob[rows], rollout_log_prob[rows], mask[rows], rules, config)
+
+    blocks = map_rows(correct, mask)
     of_rows = joined([measures for _, _, measures in blocks])
     kept = torch.cat([kept for _, kept, _ in blocks])
     metrics = difference_metrics(of_rows) | rejection_metrics(of_rows, rules)

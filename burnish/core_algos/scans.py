@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from burnish.core_algos.blocks import over_rows
-from burnish.utils.torch_functional import at_least_fp32, zero_outside
+from burnish.core_algos.blocks import over_rows, zeroed_outside
+from burnish.utils.torch_functional import at_least_fp32
 
 _SCANNED_ROWS, _SCANNED_TOKENS = 2048, 128
 """Size of a block that is scanned token by token: an operation takes one token of all its rows."""
@@ -23,14 +23,14 @@ def discounted_sum(
         running = sums.new_zeros(rows.stop - rows.start)
         for tokens in _blocks_from_the_end(rewards.shape[1]):
             m = mask[rows, tokens]
-            (r,) = zero_outside(m, rewards=rewards[rows, tokens])
+            r = zeroed_outside(m, rewards[rows, tokens])
             inside = _time_major(_as_numbers(m, r))
             summed = _time_major(r)
             running = _recur(summed, _decay(inside, gamma), running)
-            sums[rows, tokens] = summed.mul_(inside).T.contiguous()
+            sums[rows, tokens] = _row_major(summed.mul_(inside))
 
     def sum_up(rows: slice) -> None:
-        sums[rows] = torch.where(mask[rows], rewards_to_go(rewards[rows], mask[rows]), 0.0)
+        sums[rows] = zeroed_outside(mask[rows], rewards_to_go(rewards[rows], mask[rows]))
 
     if gamma == 1:
         over_rows(sum_up, sums)
@@ -48,26 +48,26 @@ def generalized_advantage(
 ) -> Float[Tensor, "batch response"]:
     """A_t = delta_t + gamma lam A_next, delta_t = r_t + gamma V_next - V_t, where next is the next token of ``mask``.
 
-    Not whitened; outside the mask the carried A_next, which is finite whatever the inputs hold there.
+    Not whitened; finite outside the mask too, whatever the inputs hold there.
+
+    With c_t = gamma V_t + gamma lam A_t, what the token before t bootstraps from, A_t = r_t - V_t + c_next. That makes
+    c_t = gamma lam r_t + gamma (1 - lam) V_t + gamma lam c_next the only recurrence.
     """
     advantages = at_least_fp32(torch.empty_like(rewards))
 
     def scan(rows: slice) -> None:
-        advantage = advantages.new_zeros(rows.stop - rows.start)
-        next_value = advantage
+        following = advantages.new_zeros(rows.stop - rows.start)
         for tokens in _blocks_from_the_end(rewards.shape[1]):
             m = mask[rows, tokens]
-            r, v = zero_outside(m, rewards=rewards[rows, tokens], values=values[rows, tokens])
-            v = v.to(r.dtype)
-            inside = _time_major(_as_numbers(m, v))
-            deltas, value = _time_major(r.sub_(v)), _time_major(v)
-            # value becomes that of the next token of the mask, t itself included; what bootstraps t is the one after.
-            first_value = _recur(value, 1 - inside, next_value)
-            deltas[:-1].addcmul_(value[1:], inside[:-1], value=gamma)
-            deltas[-1].addcmul_(next_value, inside[-1], value=gamma)
-            next_value = first_value
-            advantage = _recur(deltas, _decay(inside, gamma * lam), advantage)
-            advantages[rows, tokens] = deltas.T.contiguous()
+            r = zeroed_outside(m, rewards[rows, tokens])
+            v = zeroed_outside(m, values[rows, tokens]).to(r.dtype)
+            bootstraps = _time_major(torch.add(gamma * lam * r, v, alpha=gamma * (1 - lam)))
+            first = _recur(bootstraps, _decay(_time_major(_as_numbers(m, v)), gamma * lam), following)
+            block = r.sub_(v)
+            block[:, :-1] += _row_major(bootstraps)[:, 1:]
+            block[:, -1] += following
+            advantages[rows, tokens] = block
+            following = first
 
     over_rows(scan, advantages, _SCANNED_ROWS)
     return advantages
@@ -78,8 +78,7 @@ def rewards_to_go(
 ) -> Float[Tensor, "batch response"]:
     """G_t = sum of the rewards of ``mask`` from t on, at every token; the first entry of a row is its sum."""
     # Once masked nothing depends on the mask any more, and a running sum along the rows is faster than the recurrence.
-    inside = torch.where(mask, at_least_fp32(rewards), 0.0)
-    return inside.flip(1).cumsum(dim=1).flip(1)
+    return zeroed_outside(mask, rewards).flip(1).cumsum(dim=1).flip(1)
 
 
 def _recur(x: Tensor, factor: Tensor, last: Tensor) -> Tensor:
@@ -100,7 +99,12 @@ def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _time_major(block: Tensor) -> Tensor:
-    return block.T.contiguous() if min(block.shape) > 1 else block.T.clone()
+    return block.T.contiguous()
+
+
+def _row_major(block: Tensor) -> Tensor:
+    # Transposed as a whole, and then copied to where it belongs: both are fast, to do it at once is not.
+    return block.T.contiguous()
 
 
 def _blocks_from_the_end(num_tokens: int) -> Iterator[slice]:

@@ -59,7 +59,7 @@ def train(
         recipe: a recipe of `burnish/config/recipes` to start from.
         callbacks: called with a `StepReport` after every step.
         **overrides: configuration, nested as in YAML (``trainer={"total_training_steps": 20}``) or by dotted key
-            (``**{"actor_rollout_ref.rollout.n": 8}``).
+            (``**{"actor_rollout_ref.rollout.n": 8}``). An estimator or a loss of your own may be given as the function.
 
     Raises:
         ConfigError, DataError: before anything heavy starts.

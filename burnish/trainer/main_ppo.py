@@ -201,6 +201,7 @@ class TaskRunner:
 
         config = trainer.config
         get_adv_estimator_fn(config.algorithm.adv_estimator)
+        _check_loss_is_importable(config)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
         check_loggers(config.trainer.logger)
@@ -248,6 +249,16 @@ class TaskRunner:
 def _place(trainer: RayPPOTrainer) -> str:
     step = f"in step {trainer.global_steps}" if trainer.global_steps else "before the first step"
     return f"{step} (stage: {trainer.current_stage})"
+
+
+def _check_loss_is_importable(config: PPOTrainerConfig) -> None:
+    """A loss of the script that calls `burnish.train` is not known in the processes of other workers."""
+    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if loss.startswith("__main__:") and config.trainer.controller != "local":
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: workers in processes of their own cannot import what a "
+            f"script or notebook defines. Move the loss into a module, or set trainer.controller=local (one worker)."
+        )
 
 
 def _check_folder(key: str, path: str | None) -> None:

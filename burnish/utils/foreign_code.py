@@ -3,7 +3,7 @@
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Caught:
@@ -25,6 +25,16 @@ class Caught:
             self.error = error
             return True
         return False
+
+
+def form(value: Any) -> str:
+    """What a value is, in words: ``None``, ``a Tensor of shape (2, 3)``, ``(a Tensor of shape (), a dict)``."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(form(part) for part in value)})"
+    kind = type(value).__name__
+    shape = getattr(value, "shape", None)
+    of_shape = f" of shape {tuple(shape)}" if shape is not None else ""
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{of_shape}"
 
 
 def told(error: Exception, file: str | None = None) -> str:

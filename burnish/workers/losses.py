@@ -18,6 +18,7 @@ from burnish.config import FSDPActorConfig, FSDPCriticConfig
 from burnish.core_algos.aggregation import agg_loss, token_mean
 from burnish.core_algos.kl import kl_penalty
 from burnish.core_algos.policy_losses import get_policy_loss_fn
+from burnish.core_algos.policy_losses.base import check_loss
 from burnish.core_algos.value_loss import compute_value_loss
 from burnish.engine import LossFn
 from burnish.protocol import DataProto
@@ -43,7 +44,7 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
         old_log_prob = tensors.get("old_log_probs", torch.nan_to_num(log_prob.detach()))
         prepared = prepared_arguments(tensors)
         weights = prepared.pop("rollout_is_weights", tensors.get("rollout_is_weights", None))
-        loss, pg_metrics = policy_loss_fn(
+        got = policy_loss_fn(
             old_log_prob,
             log_prob,
             tensors["advantages"],
@@ -53,6 +54,7 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
             weights,
             **prepared,
         )
+        loss, pg_metrics = check_loss(config.policy_loss.loss_mode, got, learns=log_prob.requires_grad)
         dp_size = global_batch_info["dp_size"]
         metrics = {"actor/pg_loss": loss.detach() / dp_size, **pg_metrics}
         entropy = agg_loss(outputs["entropy"], loss_mask, config.loss_agg_mode, **global_batch_info)

@@ -64,8 +64,14 @@ def test_a_reference_adds_the_naive_loop(capsys):
     ("asked", "answer"),
     [
         ({"only": ["grppo"]}, "--only=grppo.*Did you mean 'grpo'.*Known: .*vanilla"),
-        ({"estimator": "no.such:thing"}, "algorithm.adv_estimator=no.such:thing: .*cannot be loaded"),
-        ({"loss": f"{MUTANTS}:nothing"}, "loss_mode=.*nothing: .*cannot be loaded"),
+        ({"estimator": "no.such:thing"}, "--estimator=no.such:thing: .*cannot be loaded: .*PYTHONPATH"),
+        ({"loss": f"{MUTANTS}:nothing"}, "--loss=.*nothing: .*cannot be loaded: .*mutants.py has no 'nothing'"),
+        ({"estimator": "grpo"}, "--estimator=grpo: this is one of burnish's own, which --only=grpo checks"),
+        ({"loss": "my_losses.mine"}, "--loss=my_losses.mine: .* named as package.module:function"),
+        ({"estimator": ":"}, "--estimator=:: .* named as package.module:attribute"),
+        ({"estimator": f"{MUTANTS}:math"}, "--estimator=.*:math: this is module, not a function"),
+        ({"estimator": "collections:OrderedDict"}, "--estimator=.*: this is a class, and a function is needed"),
+        ({"loss": f"{MUTANTS}:centered"}, r"--loss=.*called with \(old_log_prob, .*parameters of this one are \("),
         ({"reference": "a:b"}, "--reference=a:b is the naive loop of one algorithm: give it with either"),
         ({"estimator": "a:b", "loss": "c:d", "reference": "a:b"}, "give it with either"),
         ({"estimator": f"{MUTANTS}:centered", "reference": "no.such:thing"}, "--reference=no.such:thing"),
@@ -74,6 +80,70 @@ def test_a_reference_adds_the_naive_loop(capsys):
 def test_what_cannot_be_checked_is_refused(asked, answer):
     with pytest.raises(ConfigError, match=answer):
         conformance(**asked)
+
+
+WRONG_FORMS = """\
+def one_tensor(token_level_rewards, response_mask):
+    return token_level_rewards
+
+
+def per_row(token_level_rewards, response_mask):
+    scores = token_level_rewards.sum(-1)
+    return scores, scores
+
+
+def fails(token_level_rewards, response_mask):
+    raise ValueError("boom")
+
+
+def nothing(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+    pass
+
+
+def detached(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+    return log_prob.detach().sum(), {}
+"""
+
+
+def test_what_returns_the_wrong_form_fails_every_check_in_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wrong_forms.py").write_text(WRONG_FORMS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for option, name, sentence in (
+        ("estimator", "one_tensor", "returned a Tensor of shape (18, 9). It must return (advantages, returns)"),
+        ("estimator", "per_row", "returned (a Tensor of shape (18,), a Tensor of shape (18,))."),
+        (
+            "estimator",
+            "fails",
+            "It ends in ValueError: boom (wrong_forms.py, line 11). It was called with 18 rows in 6",
+        ),
+        ("loss", "nothing", "returned None. It must return (loss, metrics)"),
+        ("loss", "detached", "returned a loss without a gradient"),
+    ):
+        assert conformance(**{option: f"wrong_forms:{name}"}) == 1
+        out = capsys.readouterr().out
+        assert f"wrong_forms:{name}, every check\n" in out
+        assert out.count(sentence) == 1
+        assert "checks of 1 algorithm passed" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (
+            "import no_such_package\n",
+            r"ModuleNotFoundError: No module named 'no_such_package' \(broken_.*\.py, line 1\)",
+        ),
+        ("def f(:\n", r"SyntaxError: .*\(broken_.*\.py, line 1\)"),
+        ("x = 1\n1 / 0\n", r"ZeroDivisionError: division by zero \(broken_.*\.py, line 2\)"),
+        ("def right(): ...\n", r"broken_.*\.py has no 'rihgt'\. Did you mean 'right'\?"),
+    ],
+)
+def test_a_module_that_does_not_load_is_told_with_its_line(tmp_path, monkeypatch, text, answer):
+    module = f"broken_{abs(hash(text))}"
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=f"--estimator={module}:rihgt: .*{answer}"):
+        conformance(estimator=f"{module}:rihgt")
 
 
 def test_the_command_passes_the_status_on(capsys):

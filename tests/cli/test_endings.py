@@ -67,6 +67,14 @@ def test_a_command_that_is_stopped_while_it_loads_says_so(capsys, stop, status):
     assert "Stopped before training began." in capsys.readouterr().err
 
 
+def test_a_command_that_trains_nothing_says_what_was_stopped(capsys):
+    def checks() -> int:
+        raise KeyboardInterrupt
+
+    assert exit_status(checks, when_stopped="Stopped before the checks had ended.") == 130
+    assert capsys.readouterr().err == "Stopped before the checks had ended.\n"
+
+
 def test_sigterm_means_again_what_it_meant_before_once_the_command_has_ended():
     before = signal.getsignal(signal.SIGTERM)
     assert exit_status(lambda: 0) == 0

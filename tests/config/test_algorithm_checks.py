@@ -33,6 +33,20 @@ def estimator(name: str, *more: str, n: int = 4) -> list[str]:
             r"^algorithm\.gdpo_reward_weights=\[2\] and .*3 keys.*gdpo_reward_weights=\[2\.0,1\.0,1\.0\]",
         ),
         (
+            estimator("gdpo", "algorithm.gdpo_reward_keys=[a,b]", "algorithm.gdpo_reward_weights=[0,0]"),
+            r"^algorithm\.gdpo_reward_weights=\[0,0\]: .*Leave the key out",
+        ),
+        (
+            estimator("grpo", f"{FILTER}.enable=true", f"{FILTER}.metric=acc", f"{ROLLOUT}.temperature=0"),
+            r"filter_groups\.enable=true and .*temperature=0: greedy.*no group would be kept.*temperature=1\.$",
+        ),
+        (
+            estimator("grpo", f"{FILTER}.enable=true", f"{FILTER}.metric=acc", f"{ROLLOUT}.do_sample=false"),
+            r"do_sample=false: greedy",
+        ),
+        ([f"{CORRECTION}.rollout_rs=geometric"], r"'geometric' is no rule\. Did you mean seq_mean_k1\?"),
+        ([f"{CORRECTION}.rollout_rs='[token_k1,seq_mean_k3]'"], "without brackets"),
+        (
             estimator("gdpo", "algorithm.gdpo_reward_keys=[score]", "algorithm.use_kl_in_reward=true"),
             r"^algorithm\.use_kl_in_reward=true and .*use_kl_loss=true for a KL\.$",
         ),
@@ -149,6 +163,11 @@ def test_a_threshold_with_an_underscore_is_no_number_with_one():
             r"rollout_is=sequence \(from .*preset=decoupled_geo_rs_seq_tis\) and .*rollout_rs=seq_mean_k1 .*leaves that bias",
         ),
         ([f"{LOSS}=gspo"], r"clip_ratio_high=0\.2 .*clip_ratio_low=0\.0003 clip_ratio_high=0\.0004"),
+        (estimator("grpo", "critic.enable=true"), r"critic\.enable=true: .*adv_estimator=grpo does not read its values"),
+        (
+            estimator("remax", f"{ROLLOUT}.do_sample=false", n=1),
+            "greedy, and so is remax's baseline: every advantage is about 0",
+        ),
         ([f"{LOSS}=gpg"], r"loss_mode=gpg has no ratio and no clip.*several updates"),
     ],
 )  # fmt: skip
@@ -165,7 +184,7 @@ def test_an_odd_combination_is_told(overrides, message):
         [f"{LOSS}=gspo", f"{ACTOR}.clip_ratio_low=0.0003", f"{ACTOR}.clip_ratio_high=0.0004"],
         [f"{LOSS}=dppo_kl", f"{ACTOR}.clip_ratio_c=3"],
         [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.loss_type=reinforce"],
-        estimator("my.own:estimator", f"{ACTOR}.calculate_sum_pi_squared=true"),
+        estimator("my.own:estimator", f"{ACTOR}.calculate_sum_pi_squared=true", "critic.enable=true"),
     ],
 )
 def test_the_same_keys_beside_others_are_nothing_to_tell(overrides):
@@ -193,6 +212,8 @@ def test_the_same_keys_beside_others_are_nothing_to_tell(overrides):
         ([f"{CORRECTION}.rollout_rs_threshold=5"], r"rollout_rs=null"),
         ([f"{CORRECTION}.loss_type=reinforce"], r"bypass_mode=false"),
         ([f"{OVERLONG}.len=64"], r"enable=false"),
+        ([f"{ACTOR}.kl_loss_coef=0.01"], r"use_kl_loss=false"),
+        (["algorithm.kl_ctrl.kl_coef=0.01"], r"algorithm\.use_kl_in_reward=false"),
         ([f"{ACTOR}.loss_scale_factor=64"], "only loss_agg_mode=seq-mean-token-sum-norm"),
     ],
 )
@@ -214,6 +235,8 @@ def test_idle_keys_of_one_reason_share_a_sentence():
     [
         # What repeats the default changes nothing.
         estimator("grpo", "algorithm.lam=1.0", f"{CORRECTION}.loss_type=ppo_clip", f"{ACTOR}.tau_pos=1.0"),
+        # No KL, said twice.
+        [f"{ACTOR}.kl_loss_coef=0.0", f"{ACTOR}.use_kl_loss=false", "algorithm.kl_ctrl.kl_coef=0.0"],
         # Users' own parts may read any key.
         [f"{LOSS}=my.losses:own", f"{ACTOR}.tau_pos=2", f"{ACTOR}.policy_loss.dro_beta=1"],
         estimator("my.own:estimator", "algorithm.lam=0.9"),

@@ -78,6 +78,18 @@ def test_the_plan_says_where_the_log_probs_come_from_and_how_they_are_corrected(
             [f"{CORRECTION}.preset=bypass_pg_is", "algorithm.adv_estimator=rloo"],
             "bypass_mode (reinforce) on rloo advantages, token-mean",
         ),
+        (
+            ["algorithm.norm_adv_by_std_in_grpo=false"],
+            "vanilla on grpo advantages that no deviation divides, token-mean",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=gdpo",
+                "algorithm.gdpo_reward_keys=[a,b]",
+                "algorithm.gdpo_reward_weights=[1,0.5]",
+            ],
+            "vanilla on gdpo advantages of a + 0.5 b, token-mean",
+        ),
         (["algorithm.use_pf_ppo=true"], "vanilla on grpo advantages, token-mean, rows resampled by score (pow)"),
     ],
 )
@@ -91,6 +103,9 @@ def test_the_plan_tells_of_dynamic_sampling_and_of_greedy_baselines_where_there_
     assert line("filter", *on) == "groups whose acc varies, out of at most 10 batches of 8 prompts"
     endless = "algorithm.filter_groups.max_num_gen_batches=0"
     assert line("filter", *on, endless) == "groups whose acc varies, out of as many batches as it takes, of 8 prompts"
+    overlong = ["reward.reward_kwargs.overlong_buffer_cfg.enable=true", "data.max_response_length=2048"]
+    assert line("reward") is None
+    assert line("reward", *overlong) == "less up to 1 over the last 512 of 2,048 tokens"
     assert line("baseline", "algorithm.adv_estimator=remax") == "8 greedy responses, one to each prompt"
 
 

@@ -125,7 +125,6 @@ def test_micro_batches_counted_over_all_workers_are_divided():
         "reward_model.enable=True",
         "actor_rollout_ref.actor.strategy=megatron",
         "reward_model.reward_manager=prime",
-        "actor_rollout_ref.actor.kl_loss_type=full",
         "trainer.default_hdfs_dir=hdfs://x",
     ],
 )
@@ -133,6 +132,36 @@ def test_what_does_not_exist_yet_is_refused_with_that_word(override):
     with pytest.raises(ConfigError, match="not exist in burnish yet") as caught:
         load_config([override])
     assert str(caught.value).startswith(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "way"),
+    [
+        ("algorithm.kl_penalty=full", r"k3 \(low_var_kl\) estimates the same KL"),
+        ("actor_rollout_ref.actor.tis_imp_ratio_cap=2", r"rollout_correction\.rollout_is=token"),
+        ("algorithm.rollout_is_threshold=2", r"rollout_correction\.rollout_is_threshold=2\.0"),
+        ("algorithm.rollout_correction.rollout_token_veto_threshold=1e-4", r"rollout_rs, as seq_max_k1"),
+        ("algorithm.rollout_correction.rollout_rs_threshold_lower=0.5", r"rollout_rs_threshold=0\.5_2\.0"),
+        ("algorithm.rollout_correction.use_pure_rollout_correction=true", r"loss_type=reinforce"),
+    ],
+)
+def test_what_has_another_way_here_is_refused_with_that_way(override, way):
+    with pytest.raises(ConfigError, match=f"is refused: .*{way}") as caught:
+        load_config([override])
+    assert str(caught.value).startswith(override)
+
+
+def test_what_asks_for_no_correction_by_an_older_name_is_accepted():
+    loaded = load_config(
+        [
+            "actor_rollout_ref.actor.tis_imp_ratio_cap=-1",
+            "algorithm.rollout_is=false",
+            "algorithm.rollout_is_threshold=null",
+            "algorithm.rollout_correction.bypass_old_logprob_for_rollout=true",
+        ]
+    )
+    assert loaded.algorithm.rollout_correction.rollout_is is None
+    assert loaded.algorithm.rollout_correction.bypass_mode is True
 
 
 def test_your_own_estimator_is_named_by_module_and_attribute():

@@ -11,8 +11,8 @@ from burnish.core_algos import policy_difference
 from burnish.core_algos.policy_difference import (
     compute_offpolicy_metrics,
     k_statistic,
+    map_rows,
     rollout_log_ratio,
-    row_blocks,
 )
 from burnish.utils.errors import TrainingError
 
@@ -109,7 +109,7 @@ def test_the_blocks_of_rows_that_are_looked_at_at_once_do_not_matter(monkeypatch
     b = ragged_batch(4, empty_rows=2)
     whole = difference(b.log_probs, b.old_log_probs, b.mask)
     monkeypatch.setattr(policy_difference, "_ELEMENTS", elements)
-    blocks = [range(len(b.mask))[rows] for rows in row_blocks(b.mask)]
+    blocks = map_rows(lambda rows: range(len(b.mask))[rows], b.mask)
     assert len(blocks) > 1
     assert [row for block in blocks for row in block] == list(range(len(b.mask)))
     assert difference(b.log_probs, b.old_log_probs, b.mask) == pytest.approx(whole, rel=1e-12)

@@ -284,6 +284,30 @@ def test_a_log_prob_that_is_nan_ends_the_run_by_name_and_leaves_the_batch(tmp_pa
     assert len(set(batch.non_tensor_batch["uid"])) == 8
 
 
+SILENT = {
+    "ppo": ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"],
+    "remax": ["algorithm.adv_estimator=remax"],
+    "gdpo": ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[score]"],
+    "token-baseline": ["algorithm.adv_estimator=optimal_token_baseline", *REJECTION],
+    "pf-ppo": ["algorithm.use_pf_ppo=true"],
+    "bypass": ["algorithm.rollout_correction.preset=bypass_pg_geo_rs"],
+    "kl-cov": ["actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"],
+}
+
+
+@pytest.mark.parametrize("algorithm", SILENT)
+def test_steps_without_a_single_score_are_no_updates_and_end_the_run(tmp_path, algorithm):
+    overrides = [*SILENT[algorithm], "trainer.max_skipped_updates=1"]
+    with pytest.raises(TrainingError, match=r"Step 2: the (actor|critic) was not updated in 2 steps .* no token"):
+        run(tmp_path, *overrides, reward_fn=lambda **_: None, steps=3)
+    (metrics,) = logged(tmp_path)
+    assert metrics["training/num_valid_rows"] == 0
+    assert metrics["actor/empty_updates"] == 1
+    batch = DataProto.load_from_disk(str(tmp_path / "failed_batch_step_2"))
+    assert not batch.tensors["valid"].any()
+    assert not batch.tensors["loss_mask"].any()
+
+
 # Long responses
 
 

@@ -101,6 +101,10 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_overridden_keys_act_and_unknown_ones_are_refused(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
     assert load_causal_lm(str(tmp_path), override_config={"rms_norm_eps": 0.5}).config.rms_norm_eps == 0.5
+    # As scripts for several models do.
+    assert not hasattr(load_causal_lm(str(tmp_path), override_config={"embd_pdrop": 0.0}).config, "embd_pdrop")
+    with pytest.raises(ModelError, match="no such key"):
+        load_causal_lm(str(tmp_path), override_config={"embd_pdrop": 0.1})
     with pytest.raises(ModelError, match="rms_norm_epps"):
         load_causal_lm(str(tmp_path), override_config={"rms_norm_epps": 0.5})
     with pytest.raises(ModelError, match="attn_implementation cannot be set"):

@@ -18,7 +18,9 @@ def batch_of(num_rows: int = 6, seed: int = 0) -> DataProto:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, NUM_RESPONSE + 1, (num_rows, 1), generator=generator)
     mask = torch.arange(NUM_RESPONSE) < lengths
-    prompt_mask = torch.arange(NUM_PROMPT).flip(0) < torch.randint(1, NUM_PROMPT + 1, (num_rows, 1), generator=generator)
+    prompt_mask = torch.arange(NUM_PROMPT).flip(0) < torch.randint(
+        1, NUM_PROMPT + 1, (num_rows, 1), generator=generator
+    )
 
     def numbers(key_mask: torch.Tensor) -> torch.Tensor:
         return torch.randn(key_mask.shape, generator=generator).masked_fill(~key_mask, math.nan)
@@ -115,23 +117,33 @@ def test_a_log_prob_of_nan_shows_in_every_number():
     assert all(math.isnan(value) for value in metrics.values())
 
 
-def test_equal_values_far_from_zero_have_no_variance_and_blocks_no_order():
-    statistics = TokenStatistics()
+def test_equal_values_far_from_zero_have_no_variance_and_no_values_no_statistics():
+    statistics = TokenStatistics(torch.zeros(0, dtype=torch.float64))
+    assert (statistics.summary("none"), statistics.variance()) == ({}, 0.0)
     for size in (3, 0, 5):
-        statistics.add(torch.full((size,), 1e8, dtype=torch.float64))
+        statistics.merge(TokenStatistics(torch.full((size,), 1e8, dtype=torch.float64)))
     assert (statistics.count, statistics.mean.item(), statistics.variance()) == (8, 1e8, 0.0)
-    assert TokenStatistics().summary("none") == {}
-    assert TokenStatistics().variance() == 0
 
 
-def test_tokens_come_in_the_order_of_the_rows_and_the_batch_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(policy_difference, "_ELEMENTS", 4)
+def test_kept_tokens_come_in_the_order_of_the_rows_and_the_batch_stays_as_it_is():
     values = torch.arange(6.0, dtype=torch.float64).view(3, 2)
     mask = torch.tensor([[True, True], [False, False], [False, True]])
-    blocks = [block for (block,) in kept_tokens(mask, values)]
-    assert [block.tolist() for block in blocks] == [[0.0, 1.0], [5.0]]
-    blocks[0].zero_()
+    kept = kept_tokens(values, mask, slice(0, 3))
+    assert kept.tolist() == [0.0, 1.0, 5.0]
+    kept.zero_()
     assert values[0].tolist() == [0.0, 1.0]
+
+
+def test_threads_change_no_digit(monkeypatch):
+    monkeypatch.setattr(policy_difference, "_ELEMENTS", 7)
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            found.append(compute_data_metrics(batch_of(40), True, NUM_PROMPT, NUM_RESPONSE))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
 
 
 def test_milliseconds_per_token_are_of_the_tokens_that_a_stage_works_on():

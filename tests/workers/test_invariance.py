@@ -193,3 +193,32 @@ def test_a_batch_counts_its_rows_and_not_its_keys() -> None:
     batch.tensors["loss_mask"] = batch.tensors["response_mask"]
     assert len(batch.tensors.keys()) == 7
     assert make_engine().global_batch_info(batch)["global_batch_size"] == 3
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("loss_mode", [*LOSS_MODES, "value"])
+def test_a_row_out_of_the_loss_mask_is_as_if_it_were_not_there(loss_mode: str, mode: str) -> None:
+    """Rejected and abstained rows are in no denominator, of the policy's terms (entropy and KL among them) or the critic's."""
+    is_critic = loss_mode == "value"
+    engine = engine_of("float64", "value" if is_critic else "policy")
+    config = FSDPCriticConfig(loss_agg_mode=mode) if is_critic else actor_config(loss_mode, loss_agg_mode=mode)
+    loss_fn = make_value_loss(config) if is_critic else make_policy_loss(config)
+    whole = four_rows(engine)
+    whole.tensors["choice_noise"] = torch.rand(4, 10, generator=torch.Generator().manual_seed(0))
+    without = whole.select_idxs([0, 1, 3])
+    whole.tensors["loss_mask"][2] = False
+    # What a row that does not count holds is rubbish.
+    for key in ("advantages", "returns"):
+        whole.tensors[key][2] = torch.nan
+    found, metrics = [], []
+    for rows in (whole, without):
+        if not is_critic and (prepare := make_preparation(config, engine, temperature=TEMPERATURE, batching=SPLITS[0])):
+            prepare(rows)
+        info = engine.global_batch_info(rows, loss_scale_factor=7.0)
+        outputs = ("values",) if is_critic else OUTPUTS
+        of_step = {"temperature": TEMPERATURE, "outputs": outputs, "global_batch_info": info}
+        metrics.append(engine.train_batch(rows, loss_fn, **of_step, micro_batch_size=2))
+        found.append(torch.cat([grad.double().flatten() for grad in engine.full_gradients().values()]))
+        engine._layout.clear_grads()
+    assert_equal(found, "float64")
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-9, abs=1e-12)

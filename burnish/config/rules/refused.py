@@ -115,11 +115,11 @@ REFUSED: dict[str, Refusal] = {
     "algorithm.rollout_is_veto_threshold": _VETO,
     f"{_CORRECTION}.rollout_token_veto_threshold": _VETO,
     f"{_CORRECTION}.rollout_rs_threshold_lower": Refusal(
-        harmless=(None,), reason="rollout_rs_threshold holds both bounds, as 0.5_2.0"
+        harmless=(None,), reason="one key holds both bounds: rollout_rs_threshold=0.5_2.0"
     ),
     **{
         f"{_CORRECTION}.{name}": Refusal(
-            harmless=(False, None), reason="bypass_mode=true with loss_type=reinforce is the policy gradient itself"
+            harmless=(False, None), reason="the policy gradient itself is bypass_mode=true with loss_type=reinforce"
         )
         for name in ("use_pure_rollout_correction", "use_policy_gradient")
     },

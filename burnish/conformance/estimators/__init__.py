@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.config.names import GROUP_ADV_ESTIMATORS
@@ -32,13 +32,21 @@ def built_in_estimators() -> list[Estimator]:
     ]
 
 
-def own_estimator(name: str, reference: EstimatorReference | None = None) -> Estimator:
-    """The estimator at ``package.module:function``.
+def own_estimator(
+    name: str, reference: EstimatorReference | None = None, custom: Mapping[str, Any] | None = None
+) -> Estimator:
+    """The estimator at ``package.module:function``, with its ``algorithm.custom``.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
-    return Estimator(name=name, function=get_adv_estimator_fn(name), reference=reference, masks_rewards=False)
+    return Estimator(
+        name=name,
+        function=get_adv_estimator_fn(name),
+        reference=reference,
+        masks_rewards=False,
+        custom=custom or {},
+    )
 
 
 def estimator_checks(estimator: Estimator) -> dict[str, Callable[[Any], None]]:

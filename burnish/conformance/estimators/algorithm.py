@@ -44,6 +44,7 @@ class Estimator:
         hand: answers worked out on paper.
         cases: what its hyper-parameters do.
         zero_for_equal_rewards: whether a group of equal rewards must get exactly 0.
+        custom: the user's own keys, ``algorithm.custom``.
         masks_rewards: whether rewards outside the mask may be anything; else they are 0, as the trainer has them.
     """
 
@@ -54,6 +55,7 @@ class Estimator:
     cases: tuple[SettingCase, ...] = ()
     zero_for_equal_rewards: bool = False
     masks_rewards: bool = True
+    custom: Mapping[str, Any] = field(default_factory=dict)
 
     kind: str = "advantage estimator"
 
@@ -72,7 +74,7 @@ class Estimator:
             ConfigError: it wants something that no batch of a check holds.
         """
         told: dict[str, Any] = {name: ESTIMATOR_SETTINGS[name] for name in _TOLD}
-        told |= {"config": algorithm_config(settings), **settings}
+        told |= {"config": algorithm_config(settings, self.custom), **settings}
         known = {**batch.keyed(), **told}
         arguments: dict[str, Any] = {}
         for name, parameter in inspect.signature(self.function).parameters.items():
@@ -94,10 +96,10 @@ class Estimator:
         return torch.as_tensor(advantages, dtype=torch.float64), torch.as_tensor(returns, dtype=torch.float64)
 
 
-def algorithm_config(settings: Mapping[str, Any]) -> AlgoConfig:
-    """The section ``algorithm`` with these settings."""
+def algorithm_config(settings: Mapping[str, Any], custom: Mapping[str, Any]) -> AlgoConfig:
+    """The section ``algorithm`` with these settings and these keys of the user's own."""
     known = {**ESTIMATOR_SETTINGS, **settings}
-    return AlgoConfig(**{key: known[key] for key in _CONFIG_KEYS})
+    return AlgoConfig(custom=dict(custom), **{key: known[key] for key in _CONFIG_KEYS})
 
 
 def same_result(

@@ -60,7 +60,10 @@ def _in_the_advantage_stage(estimator: Estimator, seed: int) -> None:
     names = ("gamma", "lam", "num_repeat", "norm_adv_by_std_in_grpo")
     settings = {**ESTIMATOR_SETTINGS, **_SETTINGS}
     compute_advantage(
-        data, estimator.name, config=algorithm_config(settings), **{name: settings[name] for name in names}
+        data,
+        estimator.name,
+        config=algorithm_config(settings, estimator.custom),
+        **{name: settings[name] for name in names},
     )
     want = [torch.zeros(batch.mask.shape, dtype=torch.float64) for _ in range(2)]
     for place, kept in zip(want, estimator.expected(batch.take(np.flatnonzero(counts)), **_SETTINGS), strict=True):

@@ -154,6 +154,7 @@ def actor_config(
     policy_loss = PolicyLossConfig(
         loss_mode=loss_mode,
         rollout_correction=RolloutCorrectionConfig(**settings["rollout_correction"]),
+        custom=dict(settings.get("custom", {})),
         **{key: settings[key] for key in _OF_POLICY_LOSS},
     )
     of_actor = {key: settings[key] for key in _OF_ACTOR}

@@ -79,53 +79,56 @@ def policy_loss(
         ConfigError: it cannot be loaded.
     """
     function = get_policy_loss_fn(name)
-    of_function = inspect.signature(function).parameters
-    takes_weights = "rollout_is_weights" in of_function and name != "bypass_mode"
-
-    def compute(
-        batch: RaggedBatch, settings: Settings, info: Mapping[str, Any], prepared: Mapping[str, Tensor]
-    ) -> LossAndMetrics:
-        prepared = dict(prepared)
-        weights = prepared.pop("rollout_is_weights", batch.weights if settings["weighted"] else None)
-        return function(
-            batch.old_log_probs,
-            batch.log_probs,
-            batch.advantages,
-            batch.mask,
-            settings["loss_agg_mode"],
-            actor_config(settings, name, info),
-            weights,
-            **prepared,
-        )
-
-    def prepare(batch: RaggedBatch, settings: Settings, collective: Collective) -> dict[str, Tensor] | None:
-        config = actor_config(settings, name)
-        preparation = preparation_of(function, config)
-        if preparation is None:
-            return None
-        return preparation(
-            batch.old_log_probs,
-            batch.log_probs.detach(),
-            batch.advantages,
-            batch.mask,
-            config,
-            noise=batch.noise,
-            collective=collective,
-        )
-
-    modes = ("seq-mean-token-mean",) if name in SEQUENCE_MEAN_POLICY_LOSSES else LOSS_AGG_MODES
+    # In bypass mode the weights are made in the loss.
+    takes_weights = "rollout_is_weights" in inspect.signature(function).parameters and name != "bypass_mode"
     return LossTerm(
         kind="policy loss",
         name=name,
         leaf="log_probs",
-        compute=compute,
-        prepare=prepare,
+        compute=partial(_compute_policy_loss, name),
+        prepare=partial(_prepare_policy_loss, name),
         actor=partial(actor_config, loss_mode=name, **_OTHER_TERMS),
         reference=reference,
-        modes=modes,
+        modes=("seq-mean-token-mean",) if name in SEQUENCE_MEAN_POLICY_LOSSES else LOSS_AGG_MODES,
         takes_weights=takes_weights,
         constants=constants,
         **known,
+    )
+
+
+def _compute_policy_loss(
+    name: str, batch: RaggedBatch, settings: Settings, info: Mapping[str, Any], prepared: Mapping[str, Tensor]
+) -> LossAndMetrics:
+    keywords = dict(prepared)
+    weights = keywords.pop("rollout_is_weights", batch.weights if settings["weighted"] else None)
+    # As the trainer calls it.
+    return get_policy_loss_fn(name)(
+        batch.old_log_probs,
+        batch.log_probs,
+        batch.advantages,
+        batch.mask,
+        settings["loss_agg_mode"],
+        actor_config(settings, name, info),
+        weights,
+        **keywords,
+    )
+
+
+def _prepare_policy_loss(
+    name: str, batch: RaggedBatch, settings: Settings, collective: Collective
+) -> dict[str, Tensor] | None:
+    config = actor_config(settings, name)
+    preparation = preparation_of(get_policy_loss_fn(name), config)
+    if preparation is None:
+        return None
+    return preparation(
+        batch.old_log_probs,
+        batch.log_probs.detach(),
+        batch.advantages,
+        batch.mask,
+        config,
+        noise=batch.noise,
+        collective=collective,
     )
 
 

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from burnish.core_algos.blocks import row_lengths
+from burnish.core_algos.blocks import over_rows, row_lengths, zeroed_outside
 from burnish.core_algos.groups import GroupIndex, Groups
 from burnish.utils.errors import TrainingError
+from burnish.utils.foreign_code import form
 from burnish.utils.registry import Registry
 from burnish.utils.torch_functional import as_mask, at_least_fp32, check_finite, check_shapes
 
@@ -73,6 +74,21 @@ def get_adv_estimator_fn(name: str) -> Callable[..., AdvantagesAndReturns]:
         ConfigError: no such estimator; lists the choices.
     """
     return ADV_ESTIMATORS.get(str(name))
+
+
+def check_advantages(name: str, got: Any, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """What the estimator called ``name`` returned, if it is two tensors of this shape.
+
+    Raises:
+        TrainingError: it is not; says what it is.
+    """
+    is_right = isinstance(got, tuple | list) and len(got) == 2
+    if not is_right or not all(isinstance(part, Tensor) and part.shape == shape for part in got):
+        raise TrainingError(
+            f"The advantage estimator {name} returned {form(got)}. It must return (advantages, returns), two tensors "
+            f"[batch, response], here of shape {tuple(shape)}."
+        )
+    return got[0], got[1]
 
 
 def check_inputs(
@@ -203,7 +219,12 @@ def on_every_token(
     advantages: Float[Tensor, " batch"], like: TokenRewards, mask: Bool[Tensor, "batch response"]
 ) -> AdvantagesAndReturns:
     """The advantage of its row on every token of m, as advantages and as returns."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    spread = torch.where(mask, advantages.to(dtype).unsqueeze(-1), 0.0)
+    advantages = advantages.to(torch.promote_types(like.dtype, torch.float32)).unsqueeze(-1).expand_as(like)
     # Two tensors, not one under two names: whoever changes the advantages in place must not change the returns.
-    return spread, spread.clone()
+    first, second = torch.empty_like(like, dtype=advantages.dtype), torch.empty_like(like, dtype=advantages.dtype)
+
+    def spread(rows: slice) -> None:
+        first[rows] = second[rows] = zeroed_outside(mask[rows], advantages[rows])
+
+    over_rows(spread, mask)
+    return first, second

@@ -2,7 +2,7 @@
 
 import torch
 
-from burnish.core_algos.blocks import over_rows
+from burnish.core_algos.blocks import over_rows, zeroed_outside
 from burnish.core_algos.estimators.base import (
     AdvantageEstimator,
     AdvantagesAndReturns,
@@ -48,7 +48,7 @@ def compute_gae_advantage_return(
     returns = torch.empty_like(advantages)
 
     def add_values(rows: slice) -> None:
-        returns[rows] = torch.where(mask[rows], advantages[rows] + values[rows], 0.0)
+        returns[rows] = zeroed_outside(mask[rows], advantages[rows] + values[rows])
 
     over_rows(add_values, returns)
     return masked_whiten(advantages, mask), returns

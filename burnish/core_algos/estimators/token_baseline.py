@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
-from burnish.core_algos.blocks import over_rows, row_lengths
+from burnish.core_algos.blocks import over_rows, row_lengths, zeroed_outside
 from burnish.core_algos.estimators.base import (
     AdvantageEstimator,
     AdvantagesAndReturns,
@@ -122,7 +122,7 @@ class _Inputs:
         steps = hardshrink(steps + self.sum_pi_squared[rows], 1e-6)
         if self.rollout_is_weights is not None:
             steps = steps * at_least_fp32(self.rollout_is_weights[rows]).square()
-        return torch.where(mask, steps, 0.0).cumsum(dim=1)
+        return zeroed_outside(mask, steps).cumsum(dim=1)
 
 
 def _estimate(
@@ -146,7 +146,7 @@ def _estimate(
         m, baseline = mask[rows], baselines[groups.ids[rows]].to(returns.dtype)
         if compact:
             baseline = baseline.gather(1, _places(m).clamp_(max=mask.shape[1] - 1))
-        advantages[rows] = torch.where(m, returns[rows] - baseline, 0.0)
+        advantages[rows] = zeroed_outside(m, returns[rows] - baseline)
 
     over_rows(subtract, advantages)
     nothing_to_compare = constant & ~groups.is_single if single_rows else constant | groups.is_single
@@ -166,7 +166,7 @@ def _terms(
         m = mask[rows]
         g = rewards_to_go(inputs.token_level_rewards[rows], m)
         totals[rows], varies[rows] = g[:, 0], ((g != g[:, :1]) & m).any(dim=1)
-        g, w = torch.where(m, g, 0.0), torch.where(m, inputs.path_variances(rows, m), 0.0)
+        g, w = zeroed_outside(m, g), zeroed_outside(m, inputs.path_variances(rows, m))
         returns[rows] = g
         if compact:
             places = _places(m)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from burnish.core_algos.aggregation import GlobalBatchInfo, token_mean
 from burnish.core_algos.collectives import ONE_RANK, Collective
-from burnish.utils.errors import ConfigError
+from burnish.utils.errors import ConfigError, TrainingError
+from burnish.utils.foreign_code import form
 from burnish.utils.registry import Registry
 from burnish.utils.torch_functional import as_mask, check_finite, zero_outside
 
@@ -113,6 +114,31 @@ def get_policy_loss_fn(name: str) -> Callable[..., LossAndMetrics]:
         ConfigError: no such loss; lists the choices.
     """
     return POLICY_LOSSES.get(name)
+
+
+def check_loss(name: str, got: Any, *, learns: bool = True) -> LossAndMetrics:
+    """What the policy loss called ``name`` returned, if it is of the form that the actor takes.
+
+    Args:
+        name: of the loss.
+        got: what it returned.
+        learns: whether it was given log-probs that have a gradient, so that the loss must have one.
+
+    Raises:
+        TrainingError: it is not; says what it is.
+    """
+    is_right = isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[1], dict)
+    if not is_right or not isinstance(got[0], Tensor) or got[0].shape != ():
+        raise TrainingError(
+            f"The policy loss {name} returned {form(got)}. It must return (loss, metrics): a scalar tensor, which agg_loss "
+            f"makes of the losses of the tokens, and a dict."
+        )
+    if learns and not got[0].requires_grad:
+        raise TrainingError(
+            f"The policy loss {name} returned a loss without a gradient: it does not depend on log_prob, or on a detached "
+            f"one only."
+        )
+    return got[0], got[1]
 
 
 def preparation_of(loss_fn: Callable[..., Any], config: Any) -> Prepare | None:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from burnish.config import PPOTrainerConfig
+from burnish.core_algos.blocks import row_lengths
 from burnish.protocol import DataProto
 from burnish.trainer.ppo.roles import need_critic
-from burnish.trainer.ppo.token_statistics import TokenStatistics, kept_tokens
+from burnish.trainer.ppo.token_statistics import kept_tokens, statistics_of_tokens
 
 NON_DETERMINISTIC_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/")
 
@@ -40,8 +41,8 @@ def compute_data_metrics(
     tensors = batch.tensors
     response_mask, valid = tensors["response_mask"], tensors["valid"]
     aborted = torch.tensor([reason == "abort" for reason in batch.non_tensor_batch["finish_reason"]])
-    response_length = response_mask.sum(-1)
-    prompt_length = tensors["attention_mask"][:, : -response_mask.shape[1]].sum(-1)
+    response_length = row_lengths(response_mask)
+    prompt_length = row_lengths(tensors["attention_mask"][:, : -response_mask.shape[1]])
     return {
         **_summary("critic/score", tensors["token_level_scores"].sum(-1)[valid]),
         **_summary("critic/rewards", tensors["token_level_rewards"].sum(-1)[valid]),
@@ -60,19 +61,20 @@ def compute_data_metrics(
 def _token_summaries(batch: DataProto, use_critic: bool) -> dict[str, float]:
     """Of the tokens that are trained on: advantages and returns; with a critic its values, and how much of the returns'
     variance they explain."""
+    tensors = batch.tensors
     names = ["advantages", "returns", *(["values"] if use_critic else [])]
-    statistics = {name: TokenStatistics() for name in names}
-    unexplained = TokenStatistics()
-    for kept in kept_tokens(batch.tensors["loss_mask"], *(batch.tensors[name] for name in names)):
-        for name, values in zip(names, kept, strict=True):
-            statistics[name].add(values)
-        if use_critic:
-            unexplained.add(kept[1] - kept[2])
-    metrics = {}
-    for name, of_name in statistics.items():
-        metrics |= of_name.summary(f"critic/{name}")
-    if unexplained.count > 1:
-        metrics["critic/vf_explained_var"] = 1 - unexplained.variance() / (statistics["returns"].variance() + 1e-5)
+
+    def values_of(rows: slice) -> dict[str, torch.Tensor]:
+        values = {name: kept_tokens(tensors[name], tensors["loss_mask"], rows) for name in names}
+        return values | ({"unexplained": values["returns"] - values["values"]} if use_critic else {})
+
+    statistics = statistics_of_tokens(values_of, tensors["loss_mask"])
+    metrics: dict[str, float] = {}
+    for name in names:
+        metrics |= statistics[name].summary(f"critic/{name}")
+    if use_critic and statistics["returns"].count > 1:
+        unexplained, variance = statistics["unexplained"].variance(), statistics["returns"].variance()
+        metrics["critic/vf_explained_var"] = 1 - unexplained / (variance + 1e-5)
     return metrics
 
 
@@ -81,23 +83,25 @@ def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
     tensors = batch.tensors
     if "old_log_probs" not in tensors or "rollout_log_probs" not in tensors:
         return {}
-    ours, theirs, difference, distance = (TokenStatistics() for _ in range(4))
-    log_probs = (tensors["old_log_probs"], tensors["rollout_log_probs"])
-    for old, rollout in kept_tokens(tensors["response_mask"], *log_probs):
-        old, rollout = old.exp_(), rollout.exp_()
-        ours.add(old)
-        theirs.add(rollout)
-        difference.add(old - rollout)
-        distance.add((old - rollout).abs_())
+    mask = tensors["response_mask"]
+
+    def values_of(rows: slice) -> dict[str, torch.Tensor]:
+        ours = kept_tokens(tensors["old_log_probs"], mask, rows).exp_()
+        theirs = kept_tokens(tensors["rollout_log_probs"], mask, rows).exp_()
+        difference = ours - theirs
+        return {"ours": ours, "theirs": theirs, "difference": difference, "distance": difference.abs()}
+
+    statistics = statistics_of_tokens(values_of, mask)
+    distance = statistics["distance"]
     metrics = {
         "training/rollout_probs_diff_mean": distance.mean.item(),
         "training/rollout_probs_diff_max": distance.maximum.item(),
         "training/rollout_probs_diff_std": math.sqrt(distance.variance(correction=0)),
     }
-    spread = ours.variance() * theirs.variance()
-    if spread > 0:
-        covariance = (ours.variance() + theirs.variance() - difference.variance()) / 2
-        metrics["training/rollout_actor_probs_pearson_corr"] = covariance / math.sqrt(spread)
+    ours, theirs, difference = (statistics[name].variance() for name in ("ours", "theirs", "difference"))
+    if ours * theirs > 0:
+        covariance = (ours + theirs - difference) / 2
+        metrics["training/rollout_actor_probs_pearson_corr"] = covariance / math.sqrt(ours * theirs)
     return metrics
 
 

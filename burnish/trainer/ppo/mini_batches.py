@@ -7,6 +7,7 @@ a step depend on the number of ranks.)
 
 import torch
 
+from burnish.core_algos.blocks import row_lengths
 from burnish.protocol import DataProto
 from burnish.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
@@ -36,7 +37,9 @@ def plan_mini_batches(
         loss stays in its place; it is no update.
     """
     mini_batches = _group_rows(batch.non_tensor_batch["uid"], num_prompts, shuffle_seed)
-    lengths, num_trained = _row_counts(batch.tensors["attention_mask"]), _row_counts(batch.tensors[loss_mask_key])
+    # Lists: to look into a tensor row by row takes longer than all else here.
+    lengths = row_lengths(batch.tensors["attention_mask"].bool()).tolist()
+    num_trained = row_lengths(batch.tensors[loss_mask_key].bool()).tolist()
     per_rank: list[list[int]] = [[] for _ in range(dp_size)]
     ids: list[list[int]] = [[] for _ in range(dp_size)]
     fillers: list[list[bool]] = [[] for _ in range(dp_size)]
@@ -64,12 +67,6 @@ def plan_mini_batches(
     planned.tensors["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
     planned.meta_info = {**batch.meta_info, "mini_batches": denominators}
     return planned
-
-
-def _row_counts(mask: torch.Tensor) -> list[int]:
-    """Entries of each row that are true."""
-    # By default bools are added up in int64, for which a matrix eight times the mask's size is made.
-    return mask.sum(-1, dtype=torch.int32).tolist()
 
 
 def _group_rows(uids, num_prompts: int, shuffle_seed: int | None) -> list[list[int]]:

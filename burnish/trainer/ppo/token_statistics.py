@@ -4,46 +4,47 @@ A batch of long responses is large, and memory that was never touched is slow: t
 time, and what the blocks say is merged, so that no matrix is made beside the batch.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from burnish.core_algos.policy_difference import row_blocks
-
-
-def kept_tokens(mask: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """What the tensors [batch, response] hold inside ``mask``, in float64: one-dimensional, a block of rows at a time."""
-    for rows in row_blocks(mask):
-        yield tuple(tensor[rows].masked_select(mask[rows]).double() for tensor in tensors)
+from burnish.core_algos.policy_difference import map_rows
 
 
 class TokenStatistics:
-    """Statistics of all values that were added, in float64; NaN among them makes each of them NaN.
+    """Statistics of values, in float64; NaN among them makes each of them NaN.
+
+    Args:
+        values: of any number, float64.
 
     Attributes:
-        count: how many there were.
+        count: how many there are.
         mean, maximum, minimum: of them; without a value 0 and the infinities.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = torch.zeros((), dtype=torch.float64)
-        self.maximum, self.minimum = torch.tensor([-torch.inf, torch.inf], dtype=torch.float64).unbind()
-        self._squares = torch.zeros((), dtype=torch.float64)
+    def __init__(self, values: Tensor) -> None:
+        self.count = values.numel()
+        self.mean = values.mean() if self.count else values.new_zeros(())
+        nothing = (values.new_tensor(torch.inf), values.new_tensor(-torch.inf))
+        self.minimum, self.maximum = values.aminmax() if self.count else nothing
+        self._squares = (values - self.mean).square_().sum()
 
-    def add(self, values: Tensor) -> None:
-        """Takes one more block of values, of any number."""
-        if values.numel() == 0:
+    def merge(self, other: TokenStatistics) -> None:
+        """Takes the values of ``other`` in."""
+        total = self.count + other.count
+        if total == 0:
             return
-        mean, low, high = values.mean(), *values.aminmax()
-        total = self.count + values.numel()
         # The squares around the new mean: those around the two old ones, and how far these are apart (Chan et al. 1979).
-        apart = mean - self.mean
-        between = apart.square() * (self.count * values.numel() / total)
-        self._squares = self._squares + (values - mean).square_().sum() + between
-        self.mean = self.mean + apart * (values.numel() / total)
-        self.maximum, self.minimum = torch.maximum(self.maximum, high), torch.minimum(self.minimum, low)
+        apart = other.mean - self.mean
+        self._squares = self._squares + other._squares + apart.square() * (self.count * other.count / total)
+        self.mean = self.mean + apart * (other.count / total)
+        self.maximum, self.minimum = (
+            torch.maximum(self.maximum, other.maximum),
+            torch.minimum(self.minimum, other.minimum),
+        )
         self.count = total
 
     def variance(self, correction: int = 1) -> float:
@@ -57,3 +58,32 @@ class TokenStatistics:
             return {}
         numbers = {"mean": self.mean, "max": self.maximum, "min": self.minimum}
         return {f"{name}/{key}": number.item() for key, number in numbers.items()}
+
+
+def kept_tokens(tensor: Tensor, mask: Tensor, rows: slice) -> Tensor:
+    """What ``tensor`` [batch, response] holds inside ``mask`` in ``rows``, as a new one-dimensional tensor in float64."""
+    return tensor[rows].masked_select(mask[rows]).double()
+
+
+def statistics_of_tokens(
+    values_of: Callable[[slice], Mapping[str, Tensor]], mask: Tensor
+) -> dict[str, TokenStatistics]:
+    """Statistics by name.
+
+    Args:
+        values_of: the values of some rows by name, as `kept_tokens` gives them; the same names for all rows.
+        mask: tells how many rows there are and how long they are.
+    """
+
+    def of_block(rows: slice) -> dict[str, TokenStatistics]:
+        return {name: TokenStatistics(values) for name, values in values_of(rows).items()}
+
+    return _merged(map_rows(of_block, mask))
+
+
+def _merged(blocks: Sequence[dict[str, TokenStatistics]]) -> dict[str, TokenStatistics]:
+    first, *others = blocks
+    for block in others:
+        for name, statistics in first.items():
+            statistics.merge(block[name])
+    return first
