@@ -14,8 +14,8 @@ from burnish.utils.errors import ConfigError
 MUTANTS = "tests.conformance.mutants"
 
 
-def conformance(*, only=(), estimator=None, loss=None, reference=None, as_json=False) -> int:
-    return run_conformance(only=only, estimator=estimator, loss=loss, reference=reference, as_json=as_json)
+def conformance(*, only=(), estimator=None, loss=None, reference=None, as_json=False, keys=()) -> int:
+    return run_conformance(only=only, estimator=estimator, loss=loss, reference=reference, as_json=as_json, keys=keys)
 
 
 def test_the_table_has_a_row_for_each_algorithm_and_says_what_does_not_apply(capsys):
@@ -82,6 +82,24 @@ def test_what_cannot_be_checked_is_refused(asked, answer):
         conformance(**asked)
 
 
+WITH_KEYS = """\
+import torch
+from burnish.core_algos.aggregation import agg_loss
+from burnish.core_algos.policy_losses import loss_inputs
+
+
+def scaled(token_level_rewards, response_mask, config):
+    scores = torch.where(response_mask.bool(), token_level_rewards, 0.0).sum(-1, keepdim=True)
+    advantages = torch.where(response_mask.bool(), config.custom["alpha"] * scores, 0.0)
+    return advantages, advantages.clone()
+
+
+def scaled_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+    mask, _, log_prob, advantages = loss_inputs(old_log_prob, log_prob, advantages, response_mask)
+    losses = -config.policy_loss.custom["tau"] * advantages * log_prob
+    return agg_loss(losses, mask, loss_agg_mode, **config.global_batch_info), {}
+"""
+
 WRONG_FORMS = """\
 def one_tensor(token_level_rewards, response_mask):
     return token_level_rewards
@@ -124,6 +142,27 @@ def test_what_returns_the_wrong_form_fails_every_check_in_one_sentence(tmp_path,
         assert f"wrong_forms:{name}, every check\n" in out
         assert out.count(sentence) == 1
         assert "checks of 1 algorithm passed" in out
+
+
+def test_keys_of_ones_own_reach_estimator_and_loss(tmp_path, monkeypatch, capsys):
+    (tmp_path / "with_keys.py").write_text(WITH_KEYS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    both = {"estimator": "with_keys:scaled", "loss": "with_keys:scaled_loss"}
+    keys = ["algorithm.custom.alpha=0.5", "actor_rollout_ref.actor.policy_loss.custom.tau=2"]
+    assert conformance(**both, keys=keys) == 0
+    assert conformance(**both, keys=keys[:1]) == 1
+    assert "KeyError: 'tau' (with_keys.py, line " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"^algorithm\.gamma=0\.5: the checks set .*algorithm\.custom\.name=value"):
+        conformance(**both, keys=["algorithm.gamma=0.5"])
+    with pytest.raises(ConfigError, match="^grpo: .*--only=NAME"):
+        conformance(keys=["grpo"])
+
+
+def test_what_fails_in_ones_own_comes_with_what_usually_mends_it(capsys):
+    assert conformance(loss=f"{MUTANTS}:no_dp_size") == 1
+    assert capsys.readouterr().out.count("A loss ends in agg_loss(") == 1
+    assert conformance(estimator=f"{MUTANTS}:by_position") == 1
+    assert capsys.readouterr().out.count("The rows of a group are those of one uid in index") == 1
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,20 @@ def test_open_dictionaries_take_entries_one_by_one_or_whole():
     assert config.ray_kwargs.ray_init == {"num_cpus": 3, "runtime_env": {"working_dir": "/w"}}
     assert config.actor_rollout_ref.model.override_config == {"hidden_size": 64, "attn_implementation": "eager"}
     assert config.algorithm.custom == {"alpha": 0.3}
+    own = load_config(["actor_rollout_ref.actor.policy_loss.custom.tau=0.5"]).actor_rollout_ref.actor.policy_loss.custom
+    assert own == {"tau": 0.5}
+
+
+def test_functions_and_classes_are_named_by_where_they_are_found():
+    class Local:
+        pass
+
+    config = load_config({"algorithm.adv_estimator": error_of, "reward": {"reward_manager": {"name": ConfigError}}})
+    assert config.algorithm.adv_estimator == f"{__name__}:error_of"
+    assert config.reward.reward_manager.name == "burnish.utils.errors:ConfigError"
+    for unnamed in (lambda: None, Local):
+        with pytest.raises(ConfigError, match="^algorithm.adv_estimator=.*define it at the top of a module"):
+            load_config({"algorithm.adv_estimator": unnamed})
 
 
 def test_a_mapping_is_the_same_as_overrides():

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from burnish.core_algos.blocks import over_rows, row_lengths
+from burnish.core_algos.blocks import over_rows, row_lengths, zeroed_outside
 from burnish.core_algos.groups import Groups
 from burnish.core_algos.scans import discounted_sum, rewards_to_go
 
@@ -46,6 +46,19 @@ def test_what_a_block_raises_is_raised_and_the_threads_are_as_before(num_threads
 
 def test_without_rows_there_is_no_work(num_threads):
     over_rows(lambda rows: pytest.fail("called"), torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_outside_the_mask_there_is_zero_whatever_was_there(dtype):
+    block = torch.tensor([[1.5, torch.nan, -torch.inf], [-2.0, torch.inf, 3.0]], dtype=dtype)
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    before = block.clone()
+    kept = zeroed_outside(mask, block)
+    assert kept.dtype == torch.promote_types(dtype, torch.float32)
+    assert kept.tolist() == [[1.5, 0.0, 0.0], [-2.0, torch.inf, 0.0]]
+    assert zeroed_outside(mask[:, 1:], block[:, 1:]).tolist() == kept[:, 1:].tolist()
+    assert zeroed_outside(mask.T, block.T).tolist() == kept.T.tolist()
+    assert torch.equal(block.nan_to_num(9.0), before.nan_to_num(9.0))
 
 
 def test_rows_are_counted_and_summed_from_the_end():

@@ -41,6 +41,11 @@ def row(prompt="1+1=", truth="2", **extra):
         ("actor_rollout_ref.rollout.name=vllm", ConfigError, "vllm"),
         ("algorithm.adv_estimator=grpoo", ConfigError, "grpo"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=json:no_such", ConfigError, "loss_mode=json:no_such"),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=json:dumps",
+            ConfigError,
+            "a policy loss is called with (old_log_prob,",
+        ),
         ("actor_rollout_ref.rollout.name=no_such:engine", ConfigError, "rollout.name=no_such:engine"),
         ("trainer.resume_mode=must", ConfigError, "trainer.resume_mode=must"),
         ("trainer.rollout_data_dir=/proc/no/folder", ConfigError, "trainer.rollout_data_dir=/proc/no/folder"),
@@ -52,6 +57,12 @@ def test_a_wrong_request_is_an_error_before_training(tmp_path, override, error, 
         tiny_run(tmp_path, override)
     assert words in str(caught.value)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_loss_of_a_script_is_refused_where_workers_are_other_processes(tmp_path):
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode=__main__:loss"
+    with pytest.raises(ConfigError, match=f"^{loss}: workers .* cannot import .*trainer.controller=local"):
+        tiny_run(tmp_path, loss, "trainer.controller=ray")
 
 
 def test_a_row_without_a_prompt_is_named_by_file_and_row(tmp_path):
