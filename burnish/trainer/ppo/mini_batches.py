@@ -45,12 +45,7 @@ def plan_mini_batches(
     fillers: list[list[bool]] = [[] for _ in range(dp_size)]
     denominators = []
     for mini_batch_id, rows in enumerate(mini_batches):
-        denominators.append(
-            {
-                "batch_num_tokens": sum(num_trained[row] for row in rows),
-                "global_batch_size": sum(num_trained[row] > 0 for row in rows),
-            },
-        )
+        denominators.append(_denominators([num_trained[row] for row in rows]))
         num_fill = -len(rows) % dp_size
         shortest = min(rows, key=lengths.__getitem__)
         padded = rows + [shortest] * num_fill
@@ -67,6 +62,11 @@ def plan_mini_batches(
     planned.tensors["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
     planned.meta_info = {**batch.meta_info, "mini_batches": denominators}
     return planned
+
+
+def _denominators(num_trained: list[int]) -> dict[str, int]:
+    """Of a step whose rows have so many tokens in the loss."""
+    return {"batch_num_tokens": sum(num_trained), "global_batch_size": sum(number > 0 for number in num_trained)}
 
 
 def _group_rows(uids, num_prompts: int, shuffle_seed: int | None) -> list[list[int]]:
