@@ -182,6 +182,9 @@ def _log_prob(config: PPOTrainerConfig) -> str:
         source = "computed by the trainer before the updates (decoupled)"
     else:
         source = "the update's own: one update per batch, so no pass before it"
+        if ":" in config.algorithm.adv_estimator:
+            # Code of the user's own is not loaded here.
+            source += ", unless your estimator takes old_log_probs"
     return "; ".join([source, *_corrections(config)])
 
 

@@ -129,3 +129,15 @@ def test_old_log_probs_are_computed_where_the_policy_moves_or_something_before_t
         return
     # The bypass mode takes the rollout's, whatever else is asked for.
     assert not needs_old_log_probs(load_config([*ONE_UPDATE, override, f"{CORRECTION}.bypass_mode=true"]))
+
+
+def test_what_an_estimator_of_the_users_own_reads_is_left_open():
+    overrides = [
+        "algorithm.adv_estimator=my.own:estimator",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    ]
+    assert (
+        "unless your estimator takes old_log_probs"
+        in batch_plan(load_config(overrides, train_rows_given=True), 1).log_prob
+    )

@@ -48,7 +48,7 @@ def test_nothing_is_asked_where_no_number_is_named():
 def test_a_number_that_is_not_returned_is_refused_by_the_key_that_names_it(returned):
     with pytest.raises(ConfigError, match=r"^algorithm\.filter_groups\.metric=style: .* no number style .* are: score"):
         probe(returning(returned), metric="style")
-    with pytest.raises(ConfigError, match=r"^algorithm\.gdpo_reward_keys=\['score', 'style'\]: "):
+    with pytest.raises(ConfigError, match=r"^algorithm\.gdpo_reward_keys=\[score,style\]: "):
         probe(returning(returned), gdpo=["score", "style"])
 
 

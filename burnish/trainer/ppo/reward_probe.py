@@ -58,7 +58,7 @@ def _named_numbers(config: AlgoConfig) -> Iterator[tuple[str, str]]:
     if config.adv_estimator == "gdpo":
         for name in config.gdpo_reward_keys or ():
             if name not in SCORE_NAMES:
-                yield f"algorithm.gdpo_reward_keys={config.gdpo_reward_keys}", name
+                yield f"algorithm.gdpo_reward_keys=[{','.join(config.gdpo_reward_keys or ())}]", name
 
 
 def empty_response(batch_dict: dict[str, Any], eos: int) -> DataProto:
