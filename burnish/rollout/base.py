@@ -32,6 +32,8 @@ class RolloutRequest:
     """The prompt's identity: the samples of one prompt share it."""
     sample_index: int = 0
     """Which of the prompt's samples this is."""
+    sampling: "SamplingParams | None" = None
+    """How this response is drawn; None: as the call says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,22 @@ class SamplingParams:
     """Only the ``top_k`` most likely tokens; -1 or 0 is all of them."""
     do_sample: bool = True
     """False is greedy, whatever the temperature."""
+    min_p: float = 0.0
+    """Only tokens at least this many times as likely as the most likely one (arXiv:2407.01082)."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that the prompt or the response holds are divided by it where positive, multiplied where negative
+    (arXiv:1909.05858)."""
+    min_new_tokens: int = 0
+    """No token that ends a response is drawn before the response has this many."""
     ignore_eos: bool = False
     """Do not end at an end-of-sequence token."""
     eos_token_ids: tuple[int, ...] = ()
     """Any of these ends a response, as its last token."""
+    stop_token_ids: tuple[int, ...] = ()
+    """As ``eos_token_ids``, also with ``ignore_eos``."""
+    stop: tuple[str, ...] = ()
+    """A response ends with the token that completes one of these strings in its text; the token stays. Needs an engine
+    that was given a tokenizer."""
     seed: int = 0
     """Enters every random stream."""
 
@@ -68,6 +82,16 @@ class SamplingParams:
             raise RolloutError(f"top_k={self.top_k} must be at least 1, or -1 to keep every token.")
         if self.max_new_tokens < 1:
             raise RolloutError(f"max_new_tokens={self.max_new_tokens} must be at least 1.")
+        if not 0 <= self.min_p <= 1:
+            raise RolloutError(f"min_p={self.min_p} must be between 0 and 1; 0 keeps every token.")
+        if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
+            raise RolloutError(f"repetition_penalty={self.repetition_penalty} must be above 0; 1 is none.")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise RolloutError(
+                f"min_new_tokens={self.min_new_tokens} must be between 0 and max_new_tokens={self.max_new_tokens}."
+            )
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise RolloutError(f"stop={self.stop!r} must be a tuple of strings, none of them empty.")
 
     @property
     def greedy(self) -> bool:
@@ -80,9 +104,15 @@ class SamplingParams:
         return 1.0 if self.greedy else self.temperature
 
     @property
-    def stop_token_ids(self) -> tuple[int, ...]:
+    def end_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a response."""
-        return () if self.ignore_eos else self.eos_token_ids
+        return tuple(dict.fromkeys((*self.stop_token_ids, *(() if self.ignore_eos else self.eos_token_ids))))
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a token is drawn from another distribution than softmax(logits / temperature)."""
+        changes_logits = self.repetition_penalty != 1 or (self.min_new_tokens > 0 and bool(self.end_token_ids))
+        return changes_logits or (not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +126,16 @@ class RolloutResponse:
     """Of each token under the full softmax(logits / temperature), temperature 1 for greedy; truncation is not in it."""
     finish_reason: FinishReason
     policy_version: int
-    """The ``version`` of the weights that sampled it."""
+    """The ``version`` of the weights that sampled its first token."""
+    policy_versions: tuple[tuple[int, int], ...] = ()
+    """(version, number of tokens) of each stretch that one policy sampled, in order; more than one where the engine was
+    paused for an update. Empty: all are of ``policy_version``."""
+    truncated_log_probs: list[float] | None = field(default=None, repr=False)
+    """Of each token under the distribution that it was drawn from, where `SamplingParams.truncates`; else None."""
+    stop_reason: int | str | None = None
+    """The stop token or the stop string that ended it."""
+    num_preemptions: int = 0
+    """How often it lost its place in the cache and was prefilled again."""
 
 
 @runtime_checkable

@@ -193,7 +193,7 @@ class _Stop(StoppingCriteria):
         self, request_ids: list[str], sampling: SamplingParams, aborted: Callable[[], set[str]], width: int
     ) -> None:
         self._rows = {request_id: row for row, request_id in enumerate(request_ids)}
-        self._stop_ids = torch.tensor(sampling.stop_token_ids, dtype=torch.int64)
+        self._stop_ids = torch.tensor(sampling.end_token_ids, dtype=torch.int64)
         self._aborted = aborted
         self._width = width
         self.ends: dict[int, tuple[FinishReason, int]] = {}

@@ -27,7 +27,7 @@ class SlotState:
         width = min(sampling.max_new_tokens, max(64, sampling.max_new_tokens // 4))
         self._token_ids = torch.zeros(num_slots, width, dtype=torch.int64, device=device)
         self._log_probs = torch.zeros(num_slots, width, dtype=torch.float32, device=device)
-        self._stop_ids = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
+        self._stop_ids = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=device)
         self._max_new_tokens = sampling.max_new_tokens
 
     def start(self, slots: Tensor, prompt_lengths: Tensor, keys: Tensor) -> None:
