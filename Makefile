@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check format docs clean
+.PHONY: demo test test-slow check format docs bench-peers clean
 
 demo: $(VENV)/.core
 	$(BIN)/burnish demo
@@ -26,6 +26,12 @@ format: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m burnish.config.docs > docs/config.md
+
+# The engines that benchmarks run beside burnish, each in an environment of its own: 3.4 GB.
+bench-peers: .peers/vllm/.done
+
+.peers/vllm/.done: benchmarks/peers/install.sh
+	bash benchmarks/peers/install.sh $(PYTHON)
 
 clean:
 	rm -rf $(VENV) runs checkpoints .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

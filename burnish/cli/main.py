@@ -84,6 +84,59 @@ def conformance(
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="Folder or hub name of the model.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(help="What clients must send; better as the variable BURNISH_API_KEY. None: no key.")
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="The model's name to clients; else MODEL.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; else the GPU, if there is one.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (bfloat16 on a GPU), float32 or bfloat16.")] = "auto",
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences decoded at once, at most.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and response, at most; else what the model has positions for.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(help="Share of the device's memory for weights and cache; else 0.9 of a GPU, 0.5 of a computer."),
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="Chat template (Jinja, or a file of it) instead of the tokenizer's.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP as OpenAI's API does: completions and chat (docs/serve.md)."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.serve import ServeOptions, run_serve
+
+        options = ServeOptions(
+            model=model,
+            host=host,
+            port=port,
+            api_key=api_key,
+            served_model_name=served_model_name,
+            device=device,
+            dtype=dtype,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
+            chat_template=chat_template,
+            trust_remote_code=trust_remote_code,
+        )
+        return run_serve(options)
+
+    raise typer.Exit(exit_status(run, when_stopped="The server has ended."))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from burnish import __version__

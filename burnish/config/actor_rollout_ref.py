@@ -178,6 +178,16 @@ class SamplingConfig(Section):
     """Responses to each prompt."""
     do_sample: bool = key(False)
     """False is greedy, whatever the temperature."""
+    min_p: float = key(0.0, ge=0, le=1)
+    """Sample from the tokens that are at least this many times as probable as the most probable one; 0: all."""
+    repetition_penalty: float = key(1.0, gt=0)
+    """Above 1, tokens that the prompt or the response holds already become less probable."""
+    min_new_tokens: int = key(None, follows="actor_rollout_ref.rollout.min_new_tokens", ge=0)
+    """No token that ends a response comes before it has this many."""
+    stop: list[str] = key(None, follows="actor_rollout_ref.rollout.stop", blank=True)
+    """Strings that end a response."""
+    stop_token_ids: list[int] = key(None, follows="actor_rollout_ref.rollout.stop_token_ids", ge=0)
+    """Tokens that end a response."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -196,6 +206,18 @@ class RolloutConfig(Section):
     """Sample from this many most probable tokens; -1: all."""
     do_sample: bool = key(True)
     """False is greedy."""
+    min_p: float = key(0.0, ge=0, le=1)
+    """Sample from the tokens that are at least this many times as probable as the most probable one; 0: all."""
+    repetition_penalty: float = key(1.0, gt=0)
+    """Above 1, tokens that the prompt or the response holds already become less probable: their logits are divided by it
+    where positive and multiplied where negative."""
+    min_new_tokens: int = key(0, ge=0)
+    """No token that ends a response comes before it has this many."""
+    stop: list[str] = key([], blank=True)
+    """Strings that end a response with the token that completes one of them, as `["</answer>","Question:"]`; a line break
+    is written in a YAML file. The model's end-of-sequence tokens end it as well."""
+    stop_token_ids: list[int] = key([], ge=0)
+    """Tokens that end a response beside the end-of-sequence tokens, also with `ignore_eos`."""
     seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of sampling; a response depends on it, its prompt and its number, not on what else is in the batch."""
     prompt_length: int = key(None, follows="data.max_prompt_length", ge=1)
@@ -208,10 +230,21 @@ class RolloutConfig(Section):
     """Go on to the full length."""
     dtype: str = key("auto", choices=("auto", "float32", "bfloat16"))
     """Type of the engine's weights where it keeps its own copy; auto: as the actor's."""
-    max_num_seqs: int = key(256, ge=1)
-    """Sequences decoded at once, per worker; a finished one makes room for a waiting one."""
+    gpu_memory_utilization: float = key(0.5, gt=0, le=1)
+    """Share of the device's memory (on a CPU the computer's) that the model's weights and the KV cache may take together, per
+    worker; sequences whose cache does not fit wait."""
+    max_num_seqs: int = key(1024, ge=1)
+    """Sequences decoded at once, per worker; a finished one makes room for a waiting one. A step of many sequences costs
+    little more than one of few, so only memory is a reason to lower it."""
     max_num_batched_tokens: int = key(8192, ge=1)
-    """Prompt tokens taken in at once, per worker, when that is more than one prompt."""
+    """Prompt tokens taken in at once, per worker: many prompts together, or a part of a long one."""
+    enable_chunked_prefill: bool = key(True)
+    """Take in a prompt that is longer than `max_num_batched_tokens` in parts; false: it goes at once and alone."""
+    enforce_eager: bool = key(False)
+    """Decode without CUDA graphs: slower, and ready sooner. There are none on a CPU."""
+    cudagraph_capture_sizes: list[int] | None = key(None, ge=1)
+    """Numbers of sequences for which the decode step is captured as a CUDA graph; fewer are padded to the next. null:
+    burnish chooses."""
     free_cache_engine: bool = key(True)
     """Give the memory of the KV cache back between rollouts; false keeps it."""
     log_prob_micro_batch_size_per_gpu: int | None = key(None, ge=1)

@@ -1,5 +1,6 @@
 """Notices: combinations of keys that are allowed and deserve a thought."""
 
+import re
 from collections.abc import Iterator
 
 from burnish.config import applied, names
@@ -27,13 +28,17 @@ def advice(config: PPOTrainerConfig, settings: Settings) -> Iterator[str]:
 def sampling(config: PPOTrainerConfig) -> Iterator[str]:
     """Sampling that makes the samples of a prompt equal, or the ratios biased."""
     rollout = config.actor_rollout_ref.rollout
-    truncated = [key for key, is_so in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)) if is_so]
-    if truncated:
-        keys = " and ".join(shown(config, f"{_ROLLOUT}.{key}") for key in truncated)
+    truncates = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
+    changes = {"repetition_penalty": rollout.repetition_penalty != 1, "min_new_tokens": rollout.min_new_tokens > 0}
+    biasing = [key for key, is_set in {**truncates, **changes}.items() if is_set]
+    if biasing:
+        keys = " and ".join(shown(config, f"{_ROLLOUT}.{key}") for key in biasing)
+        kind, whole = ("changed", "unchanged") if any(changes.values()) else ("truncated", "whole")
         yield (
-            f"{keys}: responses are sampled from a truncated distribution, while log-probs are of the whole one; the "
-            f"ratios are biased by that.{_uncorrected(config)}"
+            f"{keys}: responses are sampled from a {kind} distribution, while log-probs are of the {whole} one; the ratios "
+            f"are biased by that.{_uncorrected(config)}"
         )
+    yield from _stop_strings(config)
     if not rollout.do_sample or rollout.temperature == 0:
         key = f"{_ROLLOUT}.temperature" if rollout.do_sample else f"{_ROLLOUT}.do_sample"
         equal = f", so the {rollout.n} of one prompt are equal" if rollout.n > 1 else ""
@@ -42,8 +47,18 @@ def sampling(config: PPOTrainerConfig) -> Iterator[str]:
         yield f"{shown(config, key)}: training responses are greedy{equal}{nothing}."
 
 
+def _stop_strings(config: PPOTrainerConfig) -> Iterator[str]:
+    """Stop strings with an escape that the command line leaves as it is."""
+    for key in (f"{_ROLLOUT}.stop", f"{_ROLLOUT}.val_kwargs.stop"):
+        if key in config.set_keys and any(re.search(r"\\[nrt]", text) for text in value_of(config, key) or ()):
+            yield (
+                f"{shown(config, key)} holds a backslash with a letter, taken as these two characters. If a line break or "
+                f"a tab is meant, write it in a YAML file in double quotes."
+            )
+
+
 def _uncorrected(config: PPOTrainerConfig) -> str:
-    """That a use of the rollout's log-probs does not see the truncation, as they are of the whole distribution too."""
+    """That a use of the rollout's log-probs does not see the bias, as they are of the model's own distribution too."""
     correction, section = config.algorithm.rollout_correction, "algorithm.rollout_correction"
     uses = {
         "bypass_mode": correction.bypass_mode,

@@ -27,6 +27,7 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     check_optimizers(config)
     check_batch_sizes(config)
     check_lengths(config)
+    check_sampling(config)
     check_token_bounds(config)
     check_workers(config)
     check_layout(config)
@@ -113,6 +114,17 @@ def check_lengths(config: PPOTrainerConfig) -> None:
             f"{shown(config, f'{_ROLLOUT}.max_model_len')} is too short: {_lengths(config)}. The nearest value is "
             f"{_ROLLOUT}.max_model_len={longest}."
         )
+
+
+def check_sampling(config: PPOTrainerConfig) -> None:
+    """A response that must have some tokens may have as many."""
+    longest = config.actor_rollout_ref.rollout.response_length
+    for key in (f"{_ROLLOUT}.min_new_tokens", f"{_ROLLOUT}.val_kwargs.min_new_tokens"):
+        if (value_of(config, key) or 0) > longest:
+            raise ConfigError(
+                f"{shown(config, key)}: a response has up to {longest} tokens (data.max_response_length). The nearest "
+                f"value is {key}={longest}."
+            )
 
 
 def check_token_bounds(config: PPOTrainerConfig) -> None:

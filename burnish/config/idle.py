@@ -10,6 +10,7 @@ from burnish.config.settings import is_of_shipped_recipe
 from burnish.config.trainer import PPOTrainerConfig
 
 _ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
 _OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 
@@ -36,6 +37,17 @@ READING_ESTIMATORS = {
     "algorithm.norm_adv_by_std_in_grpo": names.STD_ADV_ESTIMATORS,
     "algorithm.gdpo_reward_keys": ("gdpo",),
     "algorithm.gdpo_reward_weights": ("gdpo",),
+}
+# The built-in engines that read a key, likewise.
+READING_ENGINES = {
+    f"{_ROLLOUT}.{name}": ("native",)
+    for name in (
+        "gpu_memory_utilization",
+        "max_num_batched_tokens",
+        "enable_chunked_prefill",
+        "enforce_eager",
+        "cudagraph_capture_sizes",
+    )
 }
 # Keys that need another one, which is off while it is false or null.
 SWITCHES = {
@@ -88,6 +100,12 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     for key, readers in READING_ESTIMATORS.items():
         if estimator not in readers and ":" not in estimator:
             yield key, f"the advantage estimator in use is {estimator}"
+    engine = config.actor_rollout_ref.rollout.name
+    for key, readers in READING_ENGINES.items():
+        if engine not in readers and ":" not in engine:
+            yield key, f"the rollout engine in use is {engine}"
+    if config.actor_rollout_ref.rollout.enforce_eager:
+        yield f"{_ROLLOUT}.cudagraph_capture_sizes", shown(config, f"{_ROLLOUT}.enforce_eager")
     own_manager = ":" in config.reward.reward_manager.name
     for key, switch in SWITCHES.items():
         if not value_of(config, switch) and not (own_manager and key.startswith("reward.reward_kwargs.")):

@@ -23,7 +23,7 @@ class Leaf:
         nullable: whether null is a value.
         default: the value when nobody sets it.
         follows: the absolute name of the key that gives the value when this one is null.
-        choices, planned, impossible, plug_in, bounds: see `burnish.config.section.key`.
+        choices, planned, impossible, plug_in, blank, bounds: see `burnish.config.section.key`.
     """
 
     path: str
@@ -36,6 +36,7 @@ class Leaf:
     planned: tuple[str, ...]
     impossible: dict[str, str]
     plug_in: bool
+    blank: bool
     bounds: dict[str, float]
 
     def accepts(self, kind: type) -> bool:

@@ -23,6 +23,7 @@ def key(
     planned: Sequence[str] = (),
     impossible: Mapping[str, str] | None = None,
     plug_in: bool = False,
+    blank: bool = False,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -38,6 +39,7 @@ def key(
         planned: names that mean something but do not exist in burnish yet; they are refused with that word.
         impossible: names that mean something in the field and will not exist in burnish, with the reason.
         plug_in: whether ``package.module:attribute`` is allowed besides the choices.
+        blank: whether white space alone is an item of a list of text.
         ge, gt, le, lt: bounds of a number, or of every number of a list.
     """
     rules = {
@@ -46,6 +48,7 @@ def key(
         "planned": tuple(planned),
         "impossible": dict(impossible or {}),
         "plug_in": plug_in,
+        "blank": blank,
         "bounds": {
             name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le), ("lt", lt)) if bound is not None
         },

@@ -147,8 +147,10 @@ def _to_list(value: Any, leaf: Leaf) -> list[Any] | None:
 
 
 def _check_empty(value: Any, leaf: Leaf, shown: str) -> None:
-    """A list of text, such as files, has no empty items."""
-    if isinstance(value, list) and is_text(leaf) and any(isinstance(item, str) and not item.strip() for item in value):
+    """A list of text, such as files, has no empty items, and none of white space where that means nothing."""
+    if not isinstance(value, list) or not is_text(leaf):
+        return
+    if any(isinstance(item, str) and not (item if leaf.blank else item.strip()) for item in value):
         raise ConfigError(f"{shown}: an empty text is no item of this list. {_allowed(leaf)}")
 
 

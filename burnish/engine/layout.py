@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from burnish.engine import ranks
 from burnish.model.policy import PolicyModule, ValueModule, set_dtype, transformer_blocks
+from burnish.model.projections import pack_projections
 from burnish.utils.errors import ConfigError
 
 Module = PolicyModule | ValueModule
@@ -43,6 +44,8 @@ class Replicated:
         if self._has_own_masters:
             self._masters = {name: p.detach().clone() for name, p in self._parameters.items()}
         set_dtype(module, dtype)
+        # Before any address is kept, here as a master or by a rollout.
+        pack_projections(module)
         for name, parameter in self._parameters.items():
             if self._has_own_masters:
                 parameter.register_post_accumulate_grad_hook(self._accumulate_into(name))

@@ -157,6 +157,44 @@ def softcapped_attention(
     return scores.softmax(-1).to(value.dtype) @ value
 
 
+def has_varlen_kernel(query: Tensor, value: Tensor, softcap: float | None) -> bool:
+    """Whether `varlen_attention` computes this: half precision on a GPU, equal head sizes up to 256, no soft-cap."""
+    return (
+        query.is_cuda
+        and softcap is None
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] == value.shape[-1] <= 256
+    )
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    scaling: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Causal attention of packed segments; the last query of a segment is the place of its last key.
+
+    Args:
+        query: [queries, query_heads, head_dim]; key and value: [keys, key_value_heads, head_dim].
+        ends: int32 [segments + 1] each, where the segments' queries and keys begin and end.
+        longest: the most queries and the most keys of a segment.
+
+    Returns:
+        [queries, query_heads, head_dim].
+    """
+    # The kernel counts keys to the left of the query, transformers counts the query itself too.
+    window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
+    grouped = _GROUPED_HEADS if query.shape[1] != key.shape[1] else {}
+    output = varlen_attn(query, key, value, *ends, *longest, scale=scaling, window_size=window, **grouped)
+    assert isinstance(output, Tensor)
+    return output
+
+
 class _Place(torch.autograd.Function):
     """Rows of ``x`` written to distinct places of a zero tensor; the backward reads them back (no atomic adds)."""
 
@@ -224,8 +262,24 @@ class PackedContext:
     ) -> Tensor:
         """Attention of one packed row: query [1, query_heads, tokens, head_dim] -> [1, tokens, query_heads, value_dim]."""
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        if self._has_varlen_kernel(query, value, softcap):
-            return self._attend_varlen(query, key, value, scaling, sliding_window).unsqueeze(0)
+        return self.attend_tokens(
+            query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+        ).unsqueeze(0)
+
+    def attend_tokens(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """query [tokens, query_heads, head_dim], key and value with key_value_heads -> [tokens, query_heads, value_dim]."""
+        if has_varlen_kernel(query, value, softcap):
+            ends, longest = (self.cu_seqlens, self.cu_seqlens), (self.max_seqlen, self.max_seqlen)
+            return varlen_attention(query, key, value, ends, longest, scaling=scaling, sliding_window=sliding_window)
         output = query.new_empty(0)
         for bucket in self.buckets:
             attended = bucket.attend(query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
@@ -234,7 +288,7 @@ class PackedContext:
             else:
                 whole = _Place.apply(attended, bucket.tokens, query.shape[0])
                 output = whole if output.numel() == 0 else output + whole
-        return output.unsqueeze(0)
+        return output
 
     @property
     def buckets(self) -> "list[_Bucket]":
@@ -254,28 +308,6 @@ class PackedContext:
                 for group in groups
             ]
         return self._buckets
-
-    @staticmethod
-    def _has_varlen_kernel(query: Tensor, value: Tensor, softcap: float | None) -> bool:
-        return (
-            query.is_cuda
-            and softcap is None
-            and query.dtype in (torch.bfloat16, torch.float16)
-            and query.shape[-1] == value.shape[-1] <= 256
-        )
-
-    def _attend_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None
-    ) -> Tensor:
-        # The kernel counts keys to the left of the query, transformers counts the query itself too.
-        window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
-        ends, longest = self.cu_seqlens, self.max_seqlen
-        grouped = _GROUPED_HEADS if query.shape[1] != key.shape[1] else {}
-        output = varlen_attn(
-            query, key, value, ends, ends, longest, longest, scale=scaling, window_size=window, **grouped
-        )  # fmt: skip
-        assert isinstance(output, Tensor)
-        return output
 
 
 class _Bucket:

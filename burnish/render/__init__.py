@@ -1,6 +1,13 @@
 """Messages to ids: chat template, truncation, the template's self-test, the tokenizer."""
 
-from burnish.render.prompt import looks_templated, normalize_messages, render, render_text, template_markers
+from burnish.render.prompt import (
+    encode_text,
+    looks_templated,
+    normalize_messages,
+    render,
+    render_text,
+    template_markers,
+)
 from burnish.render.template_check import TemplateCheck, check_template
 from burnish.render.tokenizer import load_tokenizer, read_chat_template, set_pad_token
 from burnish.render.truncation import TRUNCATION_POLICIES, truncate
@@ -9,6 +16,7 @@ __all__ = [
     "TRUNCATION_POLICIES",
     "TemplateCheck",
     "check_template",
+    "encode_text",
     "load_tokenizer",
     "looks_templated",
     "normalize_messages",

@@ -44,13 +44,22 @@ def render(
     """
     has_template = bool(tokenizer.chat_template)
     if isinstance(messages, str) and not has_template:
-        ids = _encode_raw(messages, tokenizer)
+        ids = encode_text(messages, tokenizer)
     else:
         ids = _apply_template(
             normalize_messages(messages), tokenizer, tools, dict(chat_template_kwargs or {}), add_generation_prompt
         )
     if not ids:
         raise DataError(f"The prompt {messages!r:.200} has no tokens: a model needs at least one to go on from.")
+    return ids
+
+
+def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The text's ids as the tokenizer makes them (with its begin token), less an end-of-sequence token that it appends."""
+    ids = list(tokenizer(text)["input_ids"])
+    if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+        # Some tokenizers close every text; a prompt that ends so asks the model to go on after the end.
+        ids.pop()
     return ids
 
 
@@ -103,14 +112,6 @@ def render_text(
     except TemplateError as error:
         raise DataError(f"The chat template refuses this conversation: {error}.") from error
     return str(text)
-
-
-def _encode_raw(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    ids = list(tokenizer(text)["input_ids"])
-    if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-        # Some tokenizers close every text; a prompt that ends so asks the model to go on after the end.
-        ids.pop()
-    return ids
 
 
 def _apply_template(

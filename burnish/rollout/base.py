@@ -213,16 +213,23 @@ def max_sequence_length(config: PreTrainedConfig, max_model_len: int | None) -> 
 
 
 def check_requests(
-    requests: Sequence[RolloutRequest], sampling: SamplingParams, *, max_length: int | None, vocab_size: int
+    requests: Sequence[RolloutRequest],
+    sampling: SamplingParams | None,
+    *,
+    max_length: int | None,
+    vocab_size: int,
+    has_tokenizer: bool = False,
 ) -> None:
     """Checks what can be known before the first token.
 
     Args:
         max_length: tokens of prompt and response together that the model or engine can hold; None: no bound.
         vocab_size: rows of the embedding.
+        has_tokenizer: whether the engine can look for stop strings.
 
     Raises:
-        RolloutError: an empty or too long prompt, a token id outside the vocabulary, a request id given twice.
+        RolloutError: an empty or too long prompt, a token id outside the vocabulary, a request id given twice, stop
+            strings where there is no tokenizer.
     """
     seen: set[str] = set()
     for request in requests:
@@ -232,10 +239,18 @@ def check_requests(
         seen.add(name)
         if length == 0:
             raise RolloutError(f"Request {name!r} has an empty prompt; it needs at least one token.")
-        if max_length is not None and length + sampling.max_new_tokens > max_length:
+        params = request.sampling or sampling
+        assert params is not None, "a request without its own sampling needs one of the call"
+        num_new = params.max_new_tokens
+        if params.stop and not has_tokenizer:
             raise RolloutError(
-                f"Request {name!r} asks for {length} prompt tokens + max_new_tokens={sampling.max_new_tokens} = "
-                f"{length + sampling.max_new_tokens} positions, but the engine holds {max_length} a sequence "
+                f"Request {name!r} has stop={params.stop!r}, but this engine was given no tokenizer to read its tokens as "
+                f"text with. Give the engine one, or use stop_token_ids."
+            )
+        if max_length is not None and length + num_new > max_length:
+            raise RolloutError(
+                f"Request {name!r} asks for {length} prompt tokens + max_new_tokens={num_new} = "
+                f"{length + num_new} positions, but the engine holds {max_length} a sequence "
                 f"(the model's max_position_embeddings, or rollout.max_model_len). Shorten one of the two."
             )
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:

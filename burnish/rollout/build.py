@@ -30,23 +30,29 @@ class TrainedPolicy(Protocol):
         ...
 
 
-def build_rollout(policy: TrainedPolicy, config: ActorRolloutRefConfig, device: torch.device | str) -> BaseRollout:
+def build_rollout(
+    policy: TrainedPolicy, config: ActorRolloutRefConfig, device: torch.device | str, tokenizer: Any = None
+) -> BaseRollout:
     """The engine ``rollout.name``, on the policy's own weights where their layout and ``rollout.dtype`` allow it.
 
     Otherwise it gets a second model of the same configuration, with random weights until ``update_weights`` fills it, and
     with the buffers of the trained one: no update brings those, since they are not trained.
+
+    Args:
+        tokenizer: the model's, which an engine needs for stop strings; an engine is given none that is None.
 
     Raises:
         ConfigError: there is no engine of that name.
     """
     rollout = config.rollout
     engine_cls: Any = get_rollout_cls(rollout.name)
+    given: dict[str, Any] = {"device": device} | ({} if tokenizer is None else {"tokenizer": tokenizer})
     dtype = policy.dtype if rollout.dtype == "auto" else getattr(torch, rollout.dtype)
     if policy.shares_storage and dtype == policy.dtype:
-        return engine_cls(policy.module.model, rollout, shares_storage=True, device=device)
+        return engine_cls(policy.module.model, rollout, shares_storage=True, **given)
     model: Any = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype)
     _copy_buffers(policy.module.model, model)
-    return engine_cls(model.to(device), rollout, shares_storage=False, device=device)
+    return engine_cls(model.to(device), rollout, shares_storage=False, **given)
 
 
 def _copy_buffers(source: nn.Module, target: nn.Module) -> None:

@@ -1,28 +1,40 @@
 """What every engine in this process keeps track of: asleep or awake, busy or idle, whose weights, what to abort."""
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
-from burnish.rollout.base import RolloutRequest, WeightStream
+from burnish.rollout.base import WeightStream
 from burnish.rollout.weights import load_weights
 from burnish.utils.errors import RolloutError
 
 
 class Lifecycle:
-    """One engine's state. ``abort`` may be called from any thread, the rest from the one that uses the engine."""
+    """One engine's state. ``abort``, ``pause`` and ``resume`` may be called from any thread, the rest from the one that
+    uses the engine, or while it is paused."""
 
     def __init__(self, *, shares_storage: bool) -> None:
         self.policy_version = 0
+        self.num_copied_bytes = 0
+        """Of the last ``update_weights``; 0 where the storage is shared."""
+        self.update_seconds = 0.0
+        """That the last ``update_weights`` took."""
         self._shares_storage = shares_storage
         self._asleep = False
         self._broken_update = False
         self._idle = threading.Lock()
-        self._running: frozenset[str] = frozenset()
+        self._running: set[str] = set()
+        self._running_lock = threading.Lock()
         self._aborted: deque[str] = deque()
+        self._generating_thread: int | None = None
+        self._go = threading.Event()
+        self._go.set()
+        self._still = threading.Event()
+        self._still.set()
 
     @contextmanager
     def exclusive(self, what: str) -> Iterator[None]:
@@ -39,12 +51,26 @@ class Lifecycle:
             self._idle.release()
 
     @contextmanager
-    def generating(self, requests: Sequence[RolloutRequest]) -> Iterator[None]:
-        """While these requests run, ``abort`` knows them.
+    def generating(self, request_ids: Iterable[str] = ()) -> Iterator[None]:
+        """While these requests run, and those of `enlist`, ``abort`` knows them.
 
         Raises:
             RolloutError: the engine is asleep, busy, or its weights are of no one policy.
         """
+        self._check_usable()
+        with self.exclusive("generate"):
+            self._aborted.clear()
+            self._running = set(request_ids)
+            self._generating_thread = threading.get_ident()
+            self._still.clear()
+            try:
+                yield
+            finally:
+                self._running = set()
+                self._generating_thread = None
+                self._still.set()
+
+    def _check_usable(self) -> None:
         if self._asleep:
             raise RolloutError("The rollout engine is asleep and cannot generate; call wake_up() first.")
         if self._broken_update:
@@ -52,29 +78,66 @@ class Lifecycle:
                 "The last update_weights failed half-way, so the rollout's weights are of no one policy; update them "
                 "again."
             )
-        with self.exclusive("generate"):
-            self._aborted.clear()
-            self._running = frozenset(request.request_id for request in requests)
-            try:
-                yield
-            finally:
-                self._running = frozenset()
+
+    def enlist(self, request_ids: Iterable[str]) -> None:
+        """These requests run too from now on."""
+        with self._running_lock:
+            self._running.update(request_ids)
+
+    def discharge(self, request_id: str) -> None:
+        """This request is answered."""
+        with self._running_lock:
+            self._running.discard(request_id)
 
     def abort(self, request_ids: Iterable[str] | None) -> None:
         """Notes the running ones of these requests; None: all of them."""
-        self._aborted.extend(self._running if request_ids is None else self._running.intersection(request_ids))
+        with self._running_lock:
+            self._aborted.extend(self._running if request_ids is None else self._running.intersection(request_ids))
 
     def take_aborts(self) -> set[str]:
         """The requests that are to be aborted since the last call."""
         return {self._aborted.popleft() for _ in range(len(self._aborted))}
 
+    def pause(self) -> None:
+        """Stops generating before its next round, and returns once it stands still."""
+        self._go.clear()
+        if self._generating_thread != threading.get_ident():
+            self._still.wait()
+
+    def resume(self) -> None:
+        """Ends ``pause``."""
+        self._go.set()
+
+    def stand_still_while_paused(self) -> bool:
+        """Called by the generating thread between rounds: lets others in until ``resume``.
+
+        Returns:
+            Whether it was paused.
+
+        Raises:
+            RolloutError: it was resumed asleep, or after an update that failed.
+        """
+        if self._go.is_set():
+            return False
+        self._idle.release()
+        self._still.set()
+        self._go.wait()
+        self._idle.acquire()
+        self._still.clear()
+        self._check_usable()
+        return True
+
     def update_weights(self, module: nn.Module, stream: WeightStream, version: int) -> None:
         """Checks the stream, copies it where the storage is not shared, and takes over the version."""
         with self.exclusive("update_weights"):
+            start = time.perf_counter()
             self._broken_update = not self._shares_storage
             load_weights(module, stream, copy=not self._shares_storage)
             self._broken_update = False
             self.policy_version = version
+            self.update_seconds = time.perf_counter() - start
+            if not self._shares_storage:
+                self.num_copied_bytes = sum(parameter.nbytes for parameter in module.parameters())
 
     def sleep(self, level: int) -> None:
         """From now on generating is refused.

@@ -1,6 +1,7 @@
 """Between the driver's batches and an engine's requests and responses."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -45,9 +46,10 @@ def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutRespon
 
     Returns:
         ``prompts`` [batch, prompt], ``responses`` ``response_mask`` ``rollout_log_probs`` [batch, response],
-        ``input_ids`` ``attention_mask`` ``position_ids`` [batch, prompt + response], ``policy_version`` [batch],
-        ``finish_reason``.
+        ``input_ids`` ``attention_mask`` ``position_ids`` [batch, prompt + response], ``policy_version``
+        ``last_policy_version`` ``num_preemptions`` [batch], ``finish_reason``.
         The mask comes from the lengths, never from the padding id, which may be the end-of-sequence token.
+        Where a response was drawn from another distribution than the policy's, ``rollout_truncated_log_probs`` too.
 
     Raises:
         RolloutError: the responses are not those to the rows, one each and in their order, or lack log-probs.
@@ -55,21 +57,29 @@ def responses_to_dataproto(prompts: DataProto, responses: Sequence[RolloutRespon
     prompt_ids, prompt_mask = _tensors(prompts)["input_ids"], _tensors(prompts)["attention_mask"].bool()
     _check_responses(_request_ids(prompts), responses)
     device = prompt_ids.device
-    lengths = torch.tensor([len(response.token_ids) for response in responses], dtype=torch.int64, device=device)
-    width = max(1, int(lengths.max()) if len(responses) else 1)
-    response_mask = torch.arange(width, device=device) < lengths[:, None]
-    response_ids = torch.full(response_mask.shape, pad_token_id, dtype=torch.int64, device=device)
-    log_probs = torch.zeros(response_mask.shape, dtype=torch.float32, device=device)
-    response_ids[response_mask] = _flat([response.token_ids for response in responses], torch.int64).to(device)
-    log_probs[response_mask] = _flat([response.log_probs for response in responses], torch.float32).to(device)
+    lengths = np.array([len(response.token_ids) for response in responses], dtype=np.int64)
+    mask = np.arange(max(1, lengths.max(initial=0))) < lengths[:, None]
+    response_mask = torch.from_numpy(mask).to(device)
+    response_ids = _padded([r.token_ids for r in responses], mask, np.int64, pad_token_id).to(device)
+    log_probs = {"rollout_log_probs": [r.log_probs for r in responses]}
+    if any(r.truncated_log_probs is not None for r in responses):
+        # A response that was drawn from the policy's own distribution has no others.
+        log_probs["rollout_truncated_log_probs"] = [
+            r.log_probs if r.truncated_log_probs is None else r.truncated_log_probs for r in responses
+        ]
+    of_rows = {
+        "policy_version": [r.policy_version for r in responses],
+        "last_policy_version": [r.policy_versions[-1][0] if r.policy_versions else r.policy_version for r in responses],
+        "num_preemptions": [r.num_preemptions for r in responses],
+    }
     attention_mask = torch.cat([prompt_mask, response_mask], dim=1)
     return DataProto.from_dict(
         tensors={
             "prompts": prompt_ids,
             "responses": response_ids,
             "response_mask": response_mask,
-            "rollout_log_probs": log_probs,
-            "policy_version": torch.tensor([r.policy_version for r in responses], dtype=torch.int64, device=device),
+            **{key: _padded(values, mask, np.float32, 0.0).to(device) for key, values in log_probs.items()},
+            **{key: torch.tensor(values, dtype=torch.int64, device=device) for key, values in of_rows.items()},
             "input_ids": torch.cat([prompt_ids, response_ids], dim=1),
             "attention_mask": attention_mask,
             "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
@@ -99,11 +109,12 @@ def _check_responses(request_ids: Sequence[str], responses: Sequence[RolloutResp
                 f"The rollout engine answered request {response.request_id!r} where the answer to {request_id!r} "
                 f"belongs. BaseRollout.generate returns responses in the order of the requests."
             )
-        if len(response.token_ids) != len(response.log_probs):
-            raise RolloutError(
-                f"The rollout engine gave {len(response.token_ids)} tokens and {len(response.log_probs)} log-probs to "
-                f"request {request_id!r}; every token needs one."
-            )
+        for log_probs in (response.log_probs, response.truncated_log_probs):
+            if log_probs is not None and len(log_probs) != len(response.token_ids):
+                raise RolloutError(
+                    f"The rollout engine gave {len(response.token_ids)} tokens and {len(log_probs)} log-probs to request "
+                    f"{request_id!r}; every token needs one."
+                )
 
 
 def _tensors(prompts: DataProto) -> TensorDict:
@@ -112,5 +123,10 @@ def _tensors(prompts: DataProto) -> TensorDict:
     return prompts.batch
 
 
-def _flat(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor([value for row in rows for value in row], dtype=dtype)
+def _padded(
+    rows: Sequence[Sequence[float]], mask: np.ndarray, dtype: type[np.generic], pad_value: float
+) -> torch.Tensor:
+    """The rows' values where ``mask`` [batch, response] is true, in their order, and ``pad_value`` elsewhere."""
+    values = np.full(mask.shape, pad_value, dtype=dtype)
+    values[mask] = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(mask.sum()))
+    return torch.from_numpy(values)

@@ -7,6 +7,7 @@ the model at the start. This class only wires engines to calls; what they comput
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -15,7 +16,10 @@ from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
+from burnish.render import load_tokenizer
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
+from burnish.rollout.base import WeightStream
+from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import Dispatch, Worker, register
 from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.preparation import make_preparation
@@ -51,6 +55,7 @@ class ActorRolloutRefWorker(Worker):
         self.pad_token_id = pad_token_id
         self.eos_token_id = eos_token_id
         self.policy_version = 0
+        self.rollout_stats = RolloutStats()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -74,14 +79,36 @@ class ActorRolloutRefWorker(Worker):
                 module="policy",
                 device=self.device,
             )
-        self.rollout = build_rollout(self.engine, self.config, self.device)
+        self.rollout = build_rollout(self.engine, self.config, self.device, self._tokenizer())
         of_tokenizer = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = tuple(sorted({*eos_token_ids(self.engine.module.model), *of_tokenizer}))
         self._push_weights()
+        self.rollout_stats = RolloutStats()  # What the start takes is no step's.
+
+    def _tokenizer(self) -> Any:
+        """Of the policy, where a stop string needs it."""
+        rollout, model = self.config.rollout, self.config.model
+        if not rollout.stop and not rollout.val_kwargs.stop:
+            return None
+        return load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
 
     def _push_weights(self) -> None:
         # Where the storage is shared this only checks that it is; otherwise it fills the rollout's copy.
-        self.rollout.update_weights(self.engine.named_weights(), self.policy_version)
+        if self.rollout.shares_storage:
+            self.rollout.update_weights(self.engine.named_weights(), self.policy_version)
+            return
+        start, copied = time.perf_counter(), RolloutStats()
+
+        def counted() -> WeightStream:
+            for name, tensor in self.engine.named_weights():
+                copied.weight_copy_bytes += tensor.nbytes
+                yield name, tensor
+
+        self.rollout.update_weights(counted(), self.policy_version)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        copied.weight_copy_seconds = time.perf_counter() - start
+        self.rollout_stats += copied
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> None:
@@ -98,11 +125,13 @@ class ActorRolloutRefWorker(Worker):
         ``meta_info["validate"]``: by ``rollout.val_kwargs``. ``meta_info["greedy"]``: the most likely token every time,
         whatever the temperature and the truncation, as ReMax's baseline needs it.
         """
-        sampling = self._sampling_params(
-            validate=prompts.meta_info.get("validate", False), greedy=prompts.meta_info.get("greedy", False)
-        )
+        validate, greedy = prompts.meta_info.get("validate", False), prompts.meta_info.get("greedy", False)
+        sampling = self._sampling_params(validate=validate, greedy=greedy)
         self.rollout.wake_up()
         responses = self.rollout.generate(requests_from_dataproto(prompts), sampling)
+        if not validate:
+            # An engine of somebody's own may keep none.
+            self.rollout_stats += getattr(self.rollout, "stats", RolloutStats())
         if self.config.rollout.free_cache_engine:
             self.rollout.sleep(level=1)
         return responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
@@ -114,12 +143,23 @@ class ActorRolloutRefWorker(Worker):
             temperature=source.temperature,
             top_p=source.top_p,
             top_k=source.top_k,
+            min_p=source.min_p,
+            repetition_penalty=source.repetition_penalty,
             do_sample=source.do_sample and not greedy,
             max_new_tokens=rollout.response_length,
+            min_new_tokens=source.min_new_tokens,
             ignore_eos=rollout.ignore_eos,
             seed=rollout.seed,
             eos_token_ids=self.eos_token_ids,
+            stop_token_ids=tuple(source.stop_token_ids),
+            stop=tuple(source.stop),
         )
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_rollout_stats(self) -> RolloutStats:
+        """What the rollout has done since the last call, for training."""
+        stats, self.rollout_stats = self.rollout_stats, RolloutStats()
+        return stats
 
     @property
     def _temperature(self) -> float:

@@ -40,6 +40,11 @@ def sizes(prompts: int, mini: int, n: int = 1, *more: str) -> list[str]:
         (["trainer.resume_from_path=/x"], r"only with trainer\.resume_mode=resume_path"),
         (["data.custom_cls.path=x.py"], r"needs data\.custom_cls\.name"),
         (["data.train_files=null"], "name at least one"),
+        ([f"{ROLLOUT}.min_new_tokens=600"], r"min_new_tokens=600: a response has up to 512.*min_new_tokens=512\.$"),
+        ([f"{ROLLOUT}.val_kwargs.min_new_tokens=600"], r"val_kwargs\.min_new_tokens=512\.$"),
+        ([f"{ROLLOUT}.gpu_memory_utilization=1.5"], "at most 1"),
+        ([f"{ROLLOUT}.cudagraph_capture_sizes=[8,0]"], "at least 1"),
+        ([f"{ROLLOUT}.stop=[a,'']"], "an empty text"),
     ],
 )
 def test_a_contradiction_is_an_error(overrides, message):
@@ -79,6 +84,18 @@ def test_rows_given_as_objects_need_no_training_file():
     [
         ([f"{ROLLOUT}.top_p=0.9"], "truncated distribution"),
         ([f"{ROLLOUT}.top_k=20"], "truncated distribution"),
+        ([f"{ROLLOUT}.min_p=0.1", f"{ROLLOUT}.top_p=0.9"], r"top_p=0\.9 and .*min_p=0\.1: .*truncated distribution"),
+        ([f"{ROLLOUT}.repetition_penalty=1.1"], "changed distribution"),
+        ([f"{ROLLOUT}.min_new_tokens=4"], "changed distribution"),
+        ([rf"{ROLLOUT}.stop=['\n\n']"], "taken as these two characters.*YAML"),
+        (
+            [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.gpu_memory_utilization=0.6", f"{ROLLOUT}.enforce_eager=true"],
+            r"No effect here: .*utilization=0\.6, .*eager=true\. The reason: the rollout engine in use is hf",
+        ),
+        (
+            [f"{ROLLOUT}.enforce_eager=true", f"{ROLLOUT}.cudagraph_capture_sizes=[1,8]"],
+            r"No effect here: .*sizes=\[1,8\]\. The reason: .*enforce_eager=true",
+        ),
         ([f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.n=4"], "greedy, so the 4 of one prompt are equal"),
         ([f"{ROLLOUT}.val_kwargs.n=4"], "the 4 responses are equal"),
         ([f"{ROLLOUT}.val_kwargs.temperature=0.6"], "do_sample=false is greedy"),
@@ -94,6 +111,24 @@ def test_an_unusual_combination_is_told(overrides, message):
     assert len(notices) == 1
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(notices[0])
+
+
+def test_validation_ends_responses_as_training_does_unless_it_says_otherwise():
+    keys = [f"{ROLLOUT}.stop=['</answer>']", f"{ROLLOUT}.stop_token_ids=[5]", f"{ROLLOUT}.min_new_tokens=2"]
+    val = load_config(keys).actor_rollout_ref.rollout.val_kwargs
+    assert (val.stop, val.stop_token_ids, val.min_new_tokens) == (["</answer>"], [5], 2)
+    val = load_config([*keys, f"{ROLLOUT}.val_kwargs.stop=[]"]).actor_rollout_ref.rollout.val_kwargs
+    assert (val.stop, val.stop_token_ids) == ([], [5])
+    # What biases ratios is of training alone.
+    val = load_config([f"{ROLLOUT}.min_p=0.1", f"{ROLLOUT}.repetition_penalty=2"]).actor_rollout_ref.rollout.val_kwargs
+    assert (val.min_p, val.repetition_penalty) == (0, 1)
+
+
+def test_white_space_is_a_stop_string_and_no_file():
+    rollout = load_config([f"{ROLLOUT}.stop=['\n\n',' ']"]).actor_rollout_ref.rollout
+    assert rollout.stop == ["\n\n", " "]
+    with pytest.raises(ConfigError, match="an empty text"):
+        load_config(["data.val_files=[a.jsonl,' ']"])
 
 
 def test_the_defaults_give_no_notice():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.config import load_config, names
-from burnish.config.idle import READING_ESTIMATORS, READING_LOSSES, SWITCHES
+from burnish.config.idle import READING_ENGINES, READING_ESTIMATORS, READING_LOSSES, SWITCHES
 from burnish.config.schema import leaves
 from burnish.core_algos.estimators import get_adv_estimator_fn
 from burnish.core_algos.policy_losses import get_policy_loss_fn
@@ -31,8 +31,9 @@ OTHER = {
 
 
 def test_they_name_keys_losses_and_estimators_that_exist():
-    assert {*READING_LOSSES, *READING_ESTIMATORS, *SWITCHES, *SWITCHES.values()} <= set(leaves())
+    assert {*READING_LOSSES, *READING_ESTIMATORS, *READING_ENGINES, *SWITCHES, *SWITCHES.values()} <= set(leaves())
     assert {loss for readers in READING_LOSSES.values() for loss in readers} <= set(names.POLICY_LOSSES)
+    assert {name for readers in READING_ENGINES.values() for name in readers} <= set(names.ROLLOUTS)
     assert {name for readers in READING_ESTIMATORS.values() for name in readers} <= set(names.ADV_ESTIMATORS)
 
 

@@ -128,6 +128,12 @@ def test_tokens_of_validation_do_not_count_for_the_pace_of_the_rollout(tmp_path)
     assert "timing_s/testing" in metrics
     num_tokens = metrics["timing_s/gen"] * 1000 / metrics["timing_per_token_ms/gen"]
     assert num_tokens == pytest.approx(metrics["response_length/mean"] * metrics["training/num_rows"])
+    assert metrics["perf/rollout/response_tokens"] == pytest.approx(num_tokens)
+    assert metrics["perf/rollout/prompt_tokens"] == metrics["prompt_length/mean"] * metrics["training/num_rows"]
+    # The samples of a prompt share it.
+    assert metrics["perf/rollout/prefilled_tokens"] <= metrics["perf/rollout/prompt_tokens"] / 4
+    assert metrics["perf/rollout/decode_steps"] >= metrics["response_length/max"]
+    assert metrics["perf/rollout/preemptions"] == 0
 
 
 def test_a_reward_function_given_as_a_python_object_is_used(tmp_path):

@@ -9,7 +9,7 @@ from burnish.trainer.main_ppo import TaskRunner
 from tests.e2e.runs import tiny_run
 
 FULL = {"prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask"}
-ROLLOUT = FULL | {"rollout_log_probs", "policy_version"}
+ROLLOUT = FULL | {"rollout_log_probs", "policy_version", "last_policy_version", "num_preemptions"}
 REWARD = ROLLOUT | {"token_level_scores", "valid"}
 PROMPT_OBJECTS = {"uid", "sample_index", "raw_prompt", "data_source", "reward_model", "extra_info"}
 

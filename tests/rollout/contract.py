@@ -1,9 +1,11 @@
 """What every rollout engine must hold: subclass `RolloutContract`, say how the engine is made, and run pytest."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, PreTrainedModel
 
 from burnish.config import RolloutConfig
@@ -60,8 +62,22 @@ def assert_log_probs_are_those_of_a_plain_forward(
         torch.testing.assert_close(torch.tensor(response.log_probs), expected, atol=atol, rtol=0)
 
 
+class GradientWatch(TorchFunctionMode):
+    """Notes the functions that compute something which autograd would differentiate; a view of a weight is nothing computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.requires_grad and not (result.is_leaf or result._is_view()):
+            self.recorded.append(func)
+        return result
+
+
 class RolloutContract:
-    """The tests. ``engine_cls`` is all that a subclass must set."""
+    """The tests. ``engine_cls`` is all that a subclass must set; `SamplingContract` holds those of sampling parameters."""
 
     engine_cls: type[BaseRollout]
 
@@ -120,6 +136,20 @@ class RolloutContract:
         )
         assert [r.token_ids for r in other] != [r.token_ids for r in first]
 
+    def test_a_response_that_was_cut_goes_on_as_it_would_have_with_its_first_part_as_prompt(self) -> None:
+        requests, engine = make_requests(4, 3), self.make()
+        sampling = replace(self.sampled, ignore_eos=True)
+        whole = engine.generate(requests, sampling)
+        rest = engine.generate(
+            [
+                replace(request, prompt_ids=[*request.prompt_ids, *response.token_ids[:4]])
+                for request, response in zip(requests, whole, strict=True)
+            ],
+            replace(sampling, max_new_tokens=5),
+        )
+        expected = [replace(r, token_ids=r.token_ids[4:], log_probs=r.log_probs[4:]) for r in whole]
+        assert_same_responses(rest, expected)
+
     def test_sampling_leaves_the_global_generator_and_training_modes_alone(self) -> None:
         model = tiny_llama().train()
         state = torch.get_rng_state()
@@ -129,11 +159,12 @@ class RolloutContract:
         assert all(parameter.requires_grad for parameter in model.parameters())
 
     def test_the_model_runs_in_evaluation_mode_and_without_gradients(self) -> None:
-        model = tiny_llama().train()
-        seen = set()
-        model.model.register_forward_hook(lambda m, _, out: seen.add((m.training, out[0].requires_grad)))
-        self.make(model).generate(make_requests(), self.sampled)
-        assert seen == {(False, False)}
+        model, requests = tiny_llama(attention_dropout=0.5).train(), make_requests()
+        engine = self.make(model)
+        with GradientWatch() as watch:
+            responses = engine.generate(requests, self.sampled)
+        assert watch.recorded == []
+        assert_same_responses(responses, self.make().generate(requests, self.sampled))
 
     def test_the_models_own_generation_defaults_do_not_count(self) -> None:
         model, requests = tiny_llama(), make_requests()

@@ -13,7 +13,6 @@ from burnish.model.packing import pack
 from burnish.model.policy import PolicyModule
 from burnish.rollout import SamplingParams, build_rollout
 from burnish.rollout.native.engine import NativeRollout
-from burnish.rollout.native.scheduler import PromptGroup
 from tests.rollout.contract import assert_same_responses, make_requests, tiny_llama
 
 
@@ -99,8 +98,4 @@ def test_in_bfloat16_log_probs_are_those_of_a_training_forward_on_the_same_weigh
 
 def test_a_bfloat16_models_logits_are_not_rounded_to_bfloat16() -> None:
     runner = NativeRollout(tiny_llama().bfloat16(), RolloutConfig(), shares_storage=True)._runner
-    runner.cache.begin(1, 8)
-    with runner.inference():
-        logits = runner.prefill([PromptGroup((3, 4, 5), [], [0])])
-        assert logits.dtype == torch.float32
-        assert runner.decode(torch.tensor([6]), torch.tensor([3]), 3).dtype == torch.float32
+    assert runner.logits(torch.randn(2, 32, dtype=torch.bfloat16)).dtype == torch.float32

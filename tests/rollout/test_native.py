@@ -1,15 +1,22 @@
 """The native engine against transformers, on every architecture, and its own use of slots and memory."""
 
+import dataclasses
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import (
     Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -19,11 +26,9 @@ from burnish.config import RolloutConfig
 from burnish.model.load import build_causal_lm
 from burnish.rollout.base import RolloutRequest, RolloutResponse, SamplingParams
 from burnish.rollout.hf import HFRollout
-from burnish.rollout.native.cache import SlotCache
 from burnish.rollout.native.engine import NativeRollout
-from burnish.rollout.native.model_runner import ModelRunner
-from burnish.rollout.native.scheduler import Move
-from burnish.utils.errors import RolloutError
+from burnish.rollout.native.runner import ModelRunner
+from burnish.utils.errors import ModelError, RolloutError
 from tests.rollout.contract import (
     assert_log_probs_are_those_of_a_plain_forward,
     assert_same_responses,
@@ -53,25 +58,57 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "gemma2, window and soft-caps": Gemma2Config(
         **SIZES, num_key_value_heads=2, head_dim=16, sliding_window=6, query_pre_attn_scalar=16
     ),
+    "gemma": GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=16),
+    "gemma3, window and full layers": Gemma3TextConfig(
+        **SIZES, num_key_value_heads=2, head_dim=16, sliding_window=6, query_pre_attn_scalar=16
+    ),
+    "phi, biases and partial rotary": PhiConfig(**SIZES, num_key_value_heads=2),
+    "phi3": Phi3Config(**SIZES, num_key_value_heads=2),
     "gpt-neox": GPTNeoXConfig(**SIZES),
 }
+FAST = ("llama", "qwen2", "qwen3", "mistral")
 
 
-@pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def fast_path_of(name: str) -> bool:
+    """Whether a family has a fast path."""
+    return name.startswith(FAST)
+
+
+@pytest.mark.parametrize("block_size", [None, 4], ids=["whole sequences", "blocks of 4"])
+@pytest.mark.parametrize(
+    ("name", "universal"),
+    [(name, universal) for name in ARCHITECTURES for universal in ([False, True] if fast_path_of(name) else [True])],
+)
 class TestAgainstTransformers:
-    def test_greedy_output_is_that_of_generate(self, config: PreTrainedConfig) -> None:
-        model, requests = build_causal_lm(config), make_requests(6, 1)
+    def engine(self, name: str, block_size: int | None, universal: bool, **config: Any) -> NativeRollout:
+        engine = NativeRollout(
+            build_causal_lm(ARCHITECTURES[name]),
+            RolloutConfig(**config),
+            shares_storage=True,
+            block_size=block_size,
+            universal=universal,
+        )
+        assert engine._runner.is_fast is not universal
+        return engine
+
+    def test_greedy_output_is_that_of_generate(self, name: str, block_size: int | None, universal: bool) -> None:
+        config, requests = ARCHITECTURES[name], make_requests(6, 1)
         sampling = SamplingParams(max_new_tokens=20, temperature=0.0, eos_token_ids=(2, 3))
-        native = NativeRollout(model, RolloutConfig(max_num_seqs=4), shares_storage=True).generate(requests, sampling)
-        reference = HFRollout(model, RolloutConfig(), shares_storage=True).generate(requests, sampling)
+        native = self.engine(name, block_size, universal, max_num_seqs=4).generate(requests, sampling)
+        reference = HFRollout(build_causal_lm(config), RolloutConfig(), shares_storage=True).generate(
+            requests, sampling
+        )
         for request, ours, theirs in zip(requests, native, reference, strict=True):
             assert_same_up_to_ties(config, request, ours, theirs)
 
-    def test_sampled_log_probs_are_those_of_a_plain_forward(self, config: PreTrainedConfig) -> None:
+    def test_sampled_log_probs_are_those_of_a_plain_forward(
+        self, name: str, block_size: int | None, universal: bool
+    ) -> None:
         requests, sampling = make_requests(6, 3), SamplingParams(max_new_tokens=12, temperature=0.8)
-        engine = NativeRollout(build_causal_lm(config), RolloutConfig(max_num_seqs=7), shares_storage=True)
+        # Few prompt tokens at once, so that prompts are prefilled in parts.
+        engine = self.engine(name, block_size, universal, max_num_seqs=7, max_num_batched_tokens=5)
         responses = engine.generate(requests, sampling)
-        reference = build_causal_lm(config, attn=False)
+        reference = build_causal_lm(ARCHITECTURES[name], attn=False)
         reference.set_attn_implementation("eager")
         assert_log_probs_are_those_of_a_plain_forward(reference, requests, responses, 0.8)
 
@@ -92,12 +129,27 @@ def assert_same_up_to_ties(
     assert abs(logits[ours.token_ids[place]] - logits[theirs.token_ids[place]]) <= 1e-4
 
 
-def test_sampled_tokens_are_those_of_the_reference_engine() -> None:
+PATHS: dict[str, dict[str, Any]] = {
+    "whole sequences": {},
+    "blocks of 4": {"block_size": 4},
+    "scarce blocks": {"block_size": 4, "num_blocks": 17},
+    "long windows": {"window": 5},
+    "scarce blocks and long windows": {"block_size": 4, "num_blocks": 17, "window": 4},
+    "hugging face modules": {"block_size": 8, "universal": True, "window": 3},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sampled_tokens_are_those_of_the_reference_engine(path: str) -> None:
     requests = make_requests(5, 4)
     sampling = SamplingParams(max_new_tokens=15, temperature=1.2, top_k=20, top_p=0.9, eos_token_ids=(2, 9), seed=1)
-    native = NativeRollout(tiny_llama(), RolloutConfig(max_num_seqs=6), shares_storage=True)
+    native = NativeRollout(tiny_llama(), RolloutConfig(max_num_seqs=6), shares_storage=True, **PATHS[path])
     reference = HFRollout(tiny_llama(), RolloutConfig(), shares_storage=True)
-    assert_same_responses(native.generate(requests, sampling), reference.generate(requests, sampling))
+    responses = native.generate(requests, sampling)
+    assert_same_responses(responses, reference.generate(requests, sampling))
+    preemptions = sum(response.num_preemptions for response in responses)
+    assert (preemptions > 0) is path.startswith("scarce")
+    assert native.stats.num_preemptions == preemptions
 
 
 class Recorder(ModelRunner):
@@ -107,23 +159,23 @@ class Recorder(ModelRunner):
         super().__init__(*args)
         self.calls: list[tuple[str, int]] = []
 
-    def prefill(self, groups: Any) -> torch.Tensor:
-        self.calls.append(("prefill", sum(len(group.prompt_ids) for group in groups)))
-        return super().prefill(groups)
+    def prefill(self, cache: Any, chunks: Any) -> None:
+        self.calls.append(("prefill", sum(len(chunk.token_ids) for chunk in chunks)))
+        super().prefill(cache, chunks)
 
-    def decode(self, tokens: torch.Tensor, lengths: torch.Tensor, longest: int) -> torch.Tensor:
-        self.calls.append(("decode", len(tokens)))
-        assert self.cache.num_slots <= 3
-        return super().decode(tokens, lengths, longest)
-
-
-def recorded(**config: Any) -> tuple[NativeRollout, Recorder]:
-    engine = NativeRollout(tiny_llama(), RolloutConfig(**config), shares_storage=True)
-    runner = engine._runner = Recorder(tiny_llama(), torch.device("cpu"))
-    return engine, runner
+    def decode_step(self, cache: Any, state: Any, num_rows: int, truncates: bool, penalises: bool) -> None:
+        self.calls.append(("decode", num_rows))
+        super().decode_step(cache, state, num_rows, truncates, penalises)
 
 
-def test_finished_sequences_are_replaced_at_once_and_slots_never_exceed_the_limit() -> None:
+def recorded(*, engine: dict[str, Any] | None = None, **config: Any) -> tuple[NativeRollout, Recorder]:
+    model = tiny_llama()
+    rollout = NativeRollout(model, RolloutConfig(**config), shares_storage=True, **(engine or {}))
+    runner = rollout._runner = Recorder(model, torch.device("cpu"))
+    return rollout, runner
+
+
+def test_finished_sequences_are_replaced_at_once_and_rows_never_exceed_the_limit() -> None:
     engine, runner = recorded(max_num_seqs=3)
     requests = make_requests(10, 1)
     sampling = SamplingParams(max_new_tokens=30, temperature=1.5, eos_token_ids=(2, 7, 11))
@@ -135,14 +187,26 @@ def test_finished_sequences_are_replaced_at_once_and_slots_never_exceed_the_limi
     assert max(decoded) == 3
     # Full as long as requests wait, so every step but the last sequences' has three rows, and none computes a hole.
     assert decoded == sorted(decoded, reverse=True)
-    assert sum(decoded) == sum(len(r.token_ids) - 1 for r in responses)
+    assert sum(decoded) == sum(len(r.token_ids) for r in responses)
     assert finished[0][1] < finished[-1][1]  # The first was handed out before the last was even prefilled.
 
 
-def test_samples_of_a_prompt_are_prefilled_once() -> None:
-    engine, runner = recorded(max_num_seqs=3)
-    engine.generate([RolloutRequest(str(i), [5, 6, 7, 8], "p", i) for i in range(3)], SamplingParams(max_new_tokens=4))
-    assert [tokens for kind, tokens in runner.calls if kind == "prefill"] == [4]
+def test_samples_of_a_prompt_are_prefilled_once_even_if_they_do_not_run_together() -> None:
+    engine, runner = recorded(max_num_seqs=3, engine={"block_size": 4})
+    prompt = list(range(5, 15))
+    engine.generate([RolloutRequest(str(i), prompt, "p", i) for i in range(8)], SamplingParams(max_new_tokens=4))
+    # The last token of the prompt is decoded, by each sample.
+    assert [tokens for kind, tokens in runner.calls if kind == "prefill"] == [9]
+    assert (engine.stats.num_prompt_tokens, engine.stats.num_prefilled_tokens) == (80, 9)
+
+
+def test_long_prompts_are_prefilled_in_parts() -> None:
+    engine, runner = recorded(max_num_batched_tokens=4)
+    engine.generate([RolloutRequest("a", list(range(3, 15)), "p")], SamplingParams(max_new_tokens=2))
+    assert [tokens for kind, tokens in runner.calls if kind == "prefill"] == [4, 4, 3]
+    engine, runner = recorded(max_num_batched_tokens=4, enable_chunked_prefill=False)
+    engine.generate([RolloutRequest("a", list(range(3, 15)), "p")], SamplingParams(max_new_tokens=2))
+    assert [tokens for kind, tokens in runner.calls if kind == "prefill"] == [11]
 
 
 def test_sleep_frees_the_cache() -> None:
@@ -161,13 +225,21 @@ def test_sleep_frees_the_cache() -> None:
 def test_a_cache_that_does_not_fit_runs_fewer_sequences_or_is_refused() -> None:
     requests, sampling = make_requests(4, 2), SamplingParams(max_new_tokens=4)
     expected = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True).generate(requests, sampling)
-    engine = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True, memory_fraction=1e-9)
-    with pytest.raises(RolloutError, match=r"One sequence of 15 tokens needs .* Shorten"):
+    engine = NativeRollout(tiny_llama(), RolloutConfig(gpu_memory_utilization=1e-9), shares_storage=True)
+    with pytest.raises(
+        RolloutError, match=r"One sequence of \d+ tokens needs .* Set rollout.gpu_memory_utilization to at"
+    ):
         engine.generate(requests, sampling)
-    engine, runner = recorded()
-    engine._slots_that_fit = lambda _: 2  # type: ignore[method-assign]
+    engine, runner = recorded(engine={"num_blocks": 5})
     assert_same_responses(engine.generate(requests, sampling), expected)
     assert max(rows for kind, rows in runner.calls if kind == "decode") == 2
+
+
+def test_a_model_that_does_not_attend_through_burnish_is_refused_by_name() -> None:
+    with pytest.raises(
+        ModelError, match=r"LlamaForCausalLM cannot be decoded .*rollout\.name=vllm or rollout\.name=hf"
+    ):
+        NativeRollout(tiny_llama(attn=False), RolloutConfig(), shares_storage=True)
 
 
 def test_weights_and_sleep_are_refused_while_it_generates() -> None:
@@ -214,7 +286,8 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_request() -> Non
     good = engine.generate(make_requests(), SamplingParams(max_new_tokens=3))
     weight = norm.weight.detach().clone()
     norm.weight.data.fill_(float("nan"))
-    with pytest.raises(RolloutError, match=r"not finite for 8 of 8 sequences, first for request '0/0' at position 2"):
+    message = r"not finite for 8 of 8 sequences, first for request '0/0' at position 2.*the weight model\.layers\.0\.input_lay"
+    with pytest.raises(RolloutError, match=message):
         engine.generate(make_requests(), SamplingParams(max_new_tokens=3))
     norm.weight.data.copy_(weight)
     # In the reverse order, so that short prompts stand where long ones were.
@@ -230,29 +303,116 @@ def test_a_response_that_was_cut_goes_on_as_if_it_had_not_been() -> None:
     assert engine.generate([rest], SamplingParams(max_new_tokens=6))[0].token_ids == whole[4:]
 
 
-def test_a_new_generation_never_lets_the_cache_pass_its_size() -> None:
-    cache = SlotCache()
-    for num_slots, length in [(8, 100), (2, 400), (8, 100), (9, 120), (3, 30)]:
-        cache.begin(num_slots, length)
-        for needed in range(1, length + 1, 7):
-            cache.reserve(num_slots, needed)
-            assert cache.num_slots >= num_slots
-            assert cache.length >= needed
-            assert cache.num_slots * cache.length <= max(num_slots * length, 9 * 120)
+def test_the_first_tensor_that_overflows_is_named() -> None:
+    model = tiny_llama()
+    model.model.layers[1].mlp.down_proj.weight.data.fill_(1e38)
+    engine = NativeRollout(model, RolloutConfig(), shares_storage=True)
+    with pytest.raises(RolloutError, match=r"the output of model\.layers\.1\.mlp\.down_proj"):
+        engine.generate(make_requests(), SamplingParams(max_new_tokens=3))
 
 
-def test_a_growing_cache_keeps_what_it_holds() -> None:
-    cache = SlotCache()
-    cache.begin(2, 300)
-    cache.reserve(2, 3)
-    key = torch.randn(3, 2, 4)
-    cache.store(0, torch.tensor([1, 1, 1]), torch.arange(3), key, key + 1)
-    cache.reserve(5, 200)
-    cache.move([Move(1, 0)], 3)
-    stored_key, stored_value = cache.view(0, 2, 3)
-    assert torch.equal(stored_key, key.transpose(0, 1).expand(2, -1, -1, -1))
-    assert torch.equal(stored_value, stored_key + 1)
-    assert cache.nbytes == 2 * 5 * cache.length * 2 * 4 * 4
+class Pausing:
+    """Pauses an engine when its first response is there, lets ``meanwhile`` run in another thread, and resumes."""
+
+    def __init__(self, engine: NativeRollout, meanwhile: Callable[[], None]) -> None:
+        self.engine, self.meanwhile = engine, meanwhile
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    def __call__(self, response: RolloutResponse) -> None:
+        if self.thread is None:
+            self.engine.pause()
+            self.thread = threading.Thread(target=self._work)
+            self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.engine.pause()  # Returns when it stands still.
+            self.meanwhile()
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            self.failure = error
+        finally:
+            self.engine.resume()
+
+
+@pytest.mark.parametrize("path", ["whole sequences", "blocks of 4", "long windows"])
+def test_paused_for_an_update_it_goes_on_with_the_new_weights_from_the_tokens_it_has(path: str) -> None:
+    old, new = tiny_llama(), tiny_llama(seed=1)
+    engine = NativeRollout(old, RolloutConfig(), shares_storage=False, **PATHS[path])
+    requests = [RolloutRequest(str(i), [5, 6, 7, 8 + i], f"p{i}", 0) for i in range(6)]
+    sampling = SamplingParams(max_new_tokens=20, temperature=1.5, eos_token_ids=(2, 3, 4), seed=2)
+    pausing = Pausing(engine, lambda: engine.update_weights(new.named_parameters(), version=7))
+    responses = engine.generate(requests, sampling, pausing)
+    assert pausing.failure is None
+    both = [response for response in responses if len(response.policy_versions) == 2]
+    assert both
+    for request, response in zip(requests, responses, strict=True):
+        assert sum(count for _, count in response.policy_versions) == len(response.token_ids)
+        assert response.policy_version == response.policy_versions[0][0] == 0
+        count = response.policy_versions[0][1]
+        rest = RolloutRequest("r", [*request.prompt_ids, *response.token_ids[:count]], request.uid, 0)
+        if response in both:
+            assert response.policy_versions[1][0] == 7
+            by_new = NativeRollout(new, RolloutConfig(), shares_storage=True).generate(
+                [rest], dataclasses.replace(sampling, max_new_tokens=20 - count)
+            )[0]
+            assert by_new.token_ids == response.token_ids[count:]
+            torch.testing.assert_close(by_new.log_probs, response.log_probs[count:], atol=1e-5, rtol=0)
+
+
+def test_paused_and_put_to_sleep_it_goes_on_as_if_nothing_had_been() -> None:
+    requests, sampling = make_requests(4, 2), SamplingParams(max_new_tokens=20, eos_token_ids=(2, 3), seed=4)
+    expected = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True).generate(requests, sampling)
+    engine = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True)
+
+    def nap() -> None:
+        engine.sleep()
+        assert engine.cache_bytes == 0
+        engine.wake_up()
+
+    pausing = Pausing(engine, nap)
+    assert_same_responses(engine.generate(requests, sampling, pausing), expected)
+    assert pausing.failure is None
+
+
+def test_a_session_takes_requests_while_others_run_and_streams_their_tokens() -> None:
+    requests, sampling = make_requests(4, 2), SamplingParams(max_new_tokens=8, eos_token_ids=(2,), seed=3)
+    expected = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True).generate(requests, sampling)
+    streamed: dict[str, list[int]] = {}
+    finished: dict[str, RolloutResponse] = {}
+    engine = NativeRollout(tiny_llama(), RolloutConfig(max_num_seqs=3), shares_storage=True)
+    with engine.open_session(
+        on_tokens=lambda name, ids, _: streamed.setdefault(name, []).extend(ids),
+        on_finished=lambda response: finished.update({response.request_id: response}),
+    ) as session:
+        assert session.step() is False
+        for request in requests:
+            session.add([dataclasses.replace(request, sampling=sampling)])
+            session.step()
+        with pytest.raises(RolloutError, match="has no sampling parameters"):
+            session.add([RolloutRequest("other", [5], "p")])
+        with pytest.raises(RolloutError, match="while the rollout engine is generating"):
+            engine.generate(requests, sampling)
+        while session.step():
+            pass
+    assert_same_responses([finished[request.request_id] for request in requests], expected)
+    assert streamed == {response.request_id: response.token_ids for response in expected}
+    assert_same_responses(engine.generate(requests, sampling), expected)
+
+
+def test_a_session_refuses_an_id_that_runs_and_forgets_it_when_it_is_answered() -> None:
+    engine = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True)
+    request = RolloutRequest("a", [5, 6], "p", 0, SamplingParams(max_new_tokens=3))
+    with engine.open_session() as session:
+        session.add([request])
+        with pytest.raises(RolloutError, match="'a' is running already"):
+            session.add([request])
+        while session.step():
+            pass
+        session.add([request])
+        engine.abort(["a"])
+        while session.step():
+            pass
 
 
 @pytest.mark.slow

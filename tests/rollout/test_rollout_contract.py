@@ -6,14 +6,14 @@ from burnish.rollout.base import get_rollout_cls, register_rollout
 from burnish.rollout.hf import HFRollout
 from burnish.rollout.native.engine import NativeRollout
 from burnish.utils.errors import ConfigError
-from tests.rollout.contract import RolloutContract
+from tests.rollout.sampling_contract import SamplingContract
 
 
-class TestNativeRollout(RolloutContract):
+class TestNativeRollout(SamplingContract):
     engine_cls = NativeRollout
 
 
-class TestHFRollout(RolloutContract):
+class TestHFRollout(SamplingContract):
     engine_cls = HFRollout
 
 

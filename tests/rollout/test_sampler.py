@@ -1,4 +1,4 @@
-"""Sampled tokens have exactly the distribution that temperature, top-k and top-p define."""
+"""One distribution for all rows: temperature, top-k and top-p; random streams."""
 
 import pytest
 import torch

@@ -64,7 +64,9 @@ def test_the_response_mask_is_the_true_length_without_an_eos_and_with_pad_equal_
     assert positions[0][mask[0]].tolist() == positions[1][mask[1]].tolist() == list(range(6))
     expected = torch.tensor([[-1.0, -2.0, -3.0, 0, 0], [-0.1, -0.2, -0.3, -0.4, -0.5]])
     assert torch.equal(tensors["rollout_log_probs"], expected)
-    assert tensors["policy_version"].tolist() == [4, 5]
+    assert tensors["policy_version"].tolist() == tensors["last_policy_version"].tolist() == [4, 5]
+    assert tensors["num_preemptions"].tolist() == [0, 0]
+    assert "rollout_truncated_log_probs" not in tensors
     assert batch.non_tensor_batch["finish_reason"].tolist() == ["length", "stop"]
 
 
@@ -91,6 +93,28 @@ def test_responses_that_are_not_those_of_the_rows_are_refused() -> None:
     shifted = [replace(first, log_probs=[-1.0] * 2), replace(second, log_probs=[-1.0])]  # As many as tokens in sum.
     with pytest.raises(RolloutError, match="gave 1 tokens and 2 log-probs to request '0:a:0'"):
         responses_to_dataproto(prompts, shifted, PAD)
+
+
+def test_log_probs_of_a_truncated_distribution_have_a_key_of_their_own() -> None:
+    prompts = make_prompts()
+    first, second = answers(prompts)
+    first = replace(first, truncated_log_probs=[-0.25])
+    with pytest.raises(RolloutError, match="gave 2 tokens and 1 log-probs to request '1:b:3'"):
+        responses_to_dataproto(prompts, [first, replace(second, truncated_log_probs=[-0.5])], PAD)
+    # Where only some are truncated, the others' distribution is the policy's own.
+    tensors = responses_to_dataproto(prompts, [first, second], PAD).batch
+    assert tensors["rollout_truncated_log_probs"].tolist() == [[-0.25, 0.0], [-1.0, -1.0]]
+    assert tensors["rollout_log_probs"].tolist() == [[-1.0, 0.0], [-1.0, -1.0]]
+
+
+def test_a_row_that_several_policies_sampled_names_the_first_and_the_last() -> None:
+    prompts = make_prompts()
+    first, second = answers(prompts)
+    second = replace(second, policy_version=3, policy_versions=((3, 1), (5, 1)), num_preemptions=2)
+    tensors = responses_to_dataproto(prompts, [first, second], PAD).batch
+    assert tensors["policy_version"].tolist() == [0, 3]
+    assert tensors["last_policy_version"].tolist() == [0, 5]
+    assert tensors["num_preemptions"].tolist() == [0, 2]
 
 
 def test_parts_of_several_workers_join_to_what_one_worker_makes() -> None:

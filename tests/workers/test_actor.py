@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from burnish.config import load_config
 from burnish.protocol import DataProto
+from burnish.render import load_tokenizer
+from burnish.rollout.stats import RolloutStats
 from burnish.utils.errors import CheckpointError
 from burnish.workers import ActorRolloutRefWorker
 
@@ -87,3 +89,56 @@ def test_a_model_that_is_not_finite_is_not_saved(tiny_model_path: str, tmp_path:
     with pytest.raises(CheckpointError, match=name):
         worker.save_checkpoint(str(tmp_path / "actor"))
     assert not (tmp_path / "actor").exists()
+
+
+def test_stop_strings_are_read_with_the_models_tokenizer_and_only_then_is_it_loaded(
+    tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = worker_of(tiny_model_path, "rollout.seed=1").generate_sequences(prompts())
+    ids = whole.tensors["responses"][0].tolist()
+    text = load_tokenizer(tiny_model_path).decode(ids[2:3])
+    worker = worker_of(tiny_model_path, "rollout.seed=1", f"rollout.stop=['{text}']", "rollout.val_kwargs.stop=[]")
+    stopped = worker.generate_sequences(prompts())
+    length = 1 + ids.index(ids[2])
+    assert stopped.tensors["response_mask"][0].tolist() == [True] * length + [False] * (
+        stopped.tensors["responses"].shape[1] - length
+    )
+    assert stopped.non_tensor_batch["finish_reason"][0] == "stop"
+    assert worker.generate_sequences(prompts(validate=True)).tensors["response_mask"].all()
+    monkeypatch.setattr("burnish.workers.actor_rollout_ref.load_tokenizer", None)
+    worker_of(tiny_model_path)
+
+
+def test_truncated_log_probs_come_where_sampling_truncates(tiny_model_path: str) -> None:
+    plain = worker_of(tiny_model_path).generate_sequences(prompts())
+    assert "rollout_truncated_log_probs" not in plain.tensors
+    worker = worker_of(
+        tiny_model_path, "rollout.min_p=0.3", "rollout.repetition_penalty=1.5", "rollout.min_new_tokens=2"
+    )
+    batch = worker.generate_sequences(prompts())
+    assert batch.tensors["rollout_truncated_log_probs"].shape == batch.tensors["rollout_log_probs"].shape
+    log_probs = logits_of(tiny_model_path, batch).log_softmax(-1).gather(-1, batch.tensors["responses"][..., None])
+    torch.testing.assert_close(batch.tensors["rollout_log_probs"], log_probs[..., 0], atol=1e-4, rtol=0)
+    assert "rollout_truncated_log_probs" not in worker.generate_sequences(prompts(validate=True)).tensors
+
+
+def test_statistics_of_the_rollout_are_of_training_and_handed_over_once(tiny_model_path: str) -> None:
+    worker = worker_of(tiny_model_path)
+    assert worker.take_rollout_stats() == RolloutStats()
+    worker.generate_sequences(prompts(validate=True))
+    worker.generate_sequences(prompts())
+    worker.generate_sequences(prompts(greedy=True))
+    stats = worker.take_rollout_stats()
+    assert stats.num_prompt_tokens == 2 * 9
+    assert stats.num_response_tokens == 2 * 18
+    assert stats.weight_copy_bytes == 0
+    assert worker.take_rollout_stats() == RolloutStats()
+
+
+def test_filling_the_rollouts_own_copy_of_the_weights_is_measured(tiny_model_path: str) -> None:
+    worker = worker_of(tiny_model_path, "rollout.dtype=bfloat16")
+    worker.update_weights(1)
+    stats = worker.take_rollout_stats()
+    num_bytes = sum(tensor.nbytes for _, tensor in worker.engine.named_weights())
+    assert stats.weight_copy_bytes == num_bytes > 0
+    assert stats.weight_copy_seconds > 0

@@ -57,8 +57,7 @@ NO_EFFECT = _table(
     (
         _ENGINE,
         _ROLLOUT,
-        "mode gpu_memory_utilization enforce_eager cudagraph_capture_sizes tensor_model_parallel_size "
-        "data_parallel_size expert_parallel_size pipeline_model_parallel_size enable_chunked_prefill "
+        "mode tensor_model_parallel_size data_parallel_size expert_parallel_size pipeline_model_parallel_size "
         "enable_prefix_caching scheduling_policy load_format disable_log_stats multi_stage_wake_up "
         "skip_tokenizer_init layered_summon enable_sleep_mode server.* sglang_engine_mode layer_name_map "
         "engine_kwargs engine_kwargs.* checkpoint_engine.* quantization_config_file skip_dump_dir limit_images",

@@ -132,9 +132,6 @@ REFUSED: dict[str, Refusal] = {
     f"{_ROLLOUT}.enable_rollout_routing_replay": _yet("router replay does"),
     f"{_ROLLOUT}.quantization": _yet("quantised rollouts do"),
     f"{_ROLLOUT}.mtp": _yet("multi-token prediction does"),
-    f"{_ROLLOUT}.repetition_penalty": Refusal(
-        harmless=(1, 1.0, None), reason="it changes the distribution that is sampled, which no log-prob would know"
-    ),
     f"{_ROLLOUT}.custom": _yet("custom rollout settings do", None, {}),
     f"{_ROLLOUT}.multi_turn.enable": _MULTI_TURN,
     f"{_ROLLOUT}.multi_turn.tool_config_path": _TOOLS,

@@ -1,11 +1,17 @@
 """The native rollout engine: the policy decodes itself."""
 
+from __future__ import annotations
+
+import logging
+import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from burnish.config import RolloutConfig
+from burnish.model.projections import pack_projections
 from burnish.rollout.base import (
     OnFinished,
     RolloutRequest,
@@ -17,12 +23,27 @@ from burnish.rollout.base import (
     register_rollout,
 )
 from burnish.rollout.lifecycle import Lifecycle
-from burnish.rollout.native.cache import bytes_per_token, memory_budget
-from burnish.rollout.native.generation import Generation
-from burnish.rollout.native.model_runner import ModelRunner
+from burnish.rollout.native.blocks import BlockManager
+from burnish.rollout.native.generation import Generation, OnTokens
+from burnish.rollout.native.graphs import default_sizes
+from burnish.rollout.native.memory import MemoryBudget, layer_shapes
+from burnish.rollout.native.paged_cache import PagedCache
 from burnish.rollout.native.scheduler import Scheduler
-from burnish.rollout.native.slots import SlotState
-from burnish.utils.errors import RolloutError
+from burnish.rollout.native.scheduler import Sequence as RunningSequence
+from burnish.rollout.native.rows import DecodeState, Rows
+from burnish.rollout.native.runner import DecodeRunner, ModelRunner
+from burnish.rollout.native.session import RolloutSession
+from burnish.rollout.stats import RolloutStats
+
+logger = logging.getLogger("burnish.rollout")
+
+# On a GPU: small, so that samples share most of their prompt and little is reserved in vain.
+_GPU_BLOCK_SIZE = 32
+# Decode steps between two looks of the host. A GPU must not wait for it; a CPU is the host.
+_WINDOW = {"cuda": 16, "cpu": 1}
+_NUM_STOPS = 8
+# Tokens of a sequence where neither the model nor the configuration bounds them.
+_DEFAULT_LENGTH = 8192
 
 
 @register_rollout("native")
@@ -35,10 +56,14 @@ class NativeRollout:
     Args:
         model: from `burnish.model.load`. With ``shares_storage`` the very module that is trained; otherwise the
             engine's own, which nobody else writes and ``update_weights`` fills.
-        config: reads max_num_seqs, max_num_batched_tokens and max_model_len.
+        config: reads max_num_seqs, max_num_batched_tokens, max_model_len, gpu_memory_utilization, enforce_eager,
+            cudagraph_capture_sizes, enable_chunked_prefill.
         device: where the model's weights are.
-        memory_fraction: share of the device's memory that the weights and the key-value cache may take together; fewer
-            than max_num_seqs run at once where their cache would not fit.
+        tokenizer: turns tokens into the text that stop strings are looked for in.
+        block_size, num_blocks: of the cache; None chooses. A block is 32 tokens on a GPU. On a CPU it holds a whole
+            sequence, so that attention reads keys in place; memory that is not written to is not taken there.
+        window: decode steps between two looks of the host; None chooses.
+        universal: decode with the Hugging Face modules also where there is a fast path.
     """
 
     def __init__(
@@ -48,13 +73,30 @@ class NativeRollout:
         *,
         shares_storage: bool,
         device: torch.device | str = "cpu",
-        memory_fraction: float = 0.5,
+        tokenizer: Any = None,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+        window: int | None = None,
+        universal: bool = False,
     ) -> None:
         self.shares_storage = shares_storage
+        self.stats = RolloutStats()
+        """Of the last call of ``generate``."""
         self._config = config
-        self._memory_fraction = memory_fraction
-        self._runner = ModelRunner(model, torch.device(device))
+        self._device = torch.device(device)
+        self._tokenizer = tokenizer
+        if not shares_storage:
+            pack_projections(model)
+        self._model_config = model.config
+        self._runner = ModelRunner(model, self._device, max_length=self.max_length, universal=universal)
         self._lifecycle = Lifecycle(shares_storage=shares_storage)
+        with self._runner.inference():
+            self._layers = layer_shapes(model)
+        self._block_size = block_size or (_GPU_BLOCK_SIZE if self._device.type == "cuda" else None)
+        self._num_blocks = num_blocks
+        self._window = window or _WINDOW[self._device.type]
+        self._decoder: DecodeRunner | None = None
+        self._addresses: tuple[int, ...] = ()
 
     @property
     def policy_version(self) -> int:
@@ -64,7 +106,19 @@ class NativeRollout:
     @property
     def cache_bytes(self) -> int:
         """Memory that the key-value cache holds now."""
-        return self._runner.cache.nbytes
+        return 0 if self._decoder is None else self._decoder.cache.nbytes
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and response together that a sequence may have."""
+        config = self._config
+        bound = max_sequence_length(self._model_config, config.max_model_len)
+        return bound or (config.prompt_length or 0) + (config.response_length or 0) or _DEFAULT_LENGTH
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that decode at once, at most."""
+        return self._config.max_num_seqs
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_finished: OnFinished | None = None
@@ -77,62 +131,146 @@ class NativeRollout:
             if on_finished is not None:
                 on_finished(response)
 
-        with self._lifecycle.generating(requests):
-            model = self._runner.model
-            check_requests(
-                requests,
-                sampling,
-                max_length=max_sequence_length(model.config, self._config.max_model_len),
-                vocab_size=model.get_input_embeddings().weight.shape[0],  # type: ignore[union-attr, index, arg-type]
-            )
+        start = time.perf_counter()
+        self.stats = RolloutStats()
+        with self._lifecycle.generating(request.request_id for request in requests), self._runner.inference():
+            self._check(requests, sampling)
             if requests:
-                with self._runner.inference():
-                    self._generation(requests, sampling, finish).run()
+                sequences = [RunningSequence(request, request.sampling or sampling) for request in requests]
+                longest = max(len(s.prompt_ids) + s.sampling.max_new_tokens for s in sequences)
+                generation = self._generation(longest, len(sequences), finish, None)
+                try:
+                    generation.add(sequences)
+                    while not generation.done:
+                        generation.round()
+                except BaseException:
+                    self._free_cache()  # It may hold what must not be read.
+                    raise
+                self.stats = generation.stats
+        self.stats.seconds = time.perf_counter() - start
         return [responses[request.request_id] for request in requests]
 
+    def open_session(
+        self, *, on_tokens: OnTokens | None = None, on_finished: OnFinished | None = None
+    ) -> RolloutSession:
+        """Requests that come and go, for a server: see `RolloutSession`."""
+        return RolloutSession(self, on_tokens, on_finished)
+
     def update_weights(self, stream: WeightStream, version: int) -> None:
-        """See `BaseRollout.update_weights`."""
+        """See `BaseRollout.update_weights`; also while paused."""
         self._lifecycle.update_weights(self._runner.model, stream, version)
+
+    @property
+    def weight_copy(self) -> tuple[int, float]:
+        """Bytes and seconds of the last ``update_weights``; 0 bytes where the storage is shared."""
+        return self._lifecycle.num_copied_bytes, self._lifecycle.update_seconds
 
     def abort(self, request_ids: Iterable[str] | None = None) -> None:
         """See `BaseRollout.abort`."""
         self._lifecycle.abort(request_ids)
 
+    def pause(self) -> None:
+        """Stops between two windows, from any thread, and returns once the engine stands still: then ``update_weights`` and
+        ``sleep`` are allowed. What runs keeps its tokens and goes on, with the weights there are then, after ``resume``."""
+        self._lifecycle.pause()
+
+    def resume(self) -> None:
+        """Ends ``pause``."""
+        self._lifecycle.resume()
+
     def sleep(self, level: int = 1) -> None:
         """Frees the key-value cache. The weights stay at either level: they are the trained ones, or filled anew."""
         with self._lifecycle.exclusive("sleep"):
             self._lifecycle.sleep(level)
-            self._runner.cache.free()
+            self._free_cache()
 
     def wake_up(self) -> None:
         """Ends ``sleep``; the cache is allocated again when requests come."""
         self._lifecycle.wake_up()
 
-    def _generation(
-        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, finish: OnFinished
-    ) -> Generation:
-        longest = max(len(request.prompt_ids) for request in requests) + sampling.max_new_tokens
-        num_slots = min(self._config.max_num_seqs, len(requests), self._slots_that_fit(longest))
-        self._runner.cache.begin(num_slots, longest)
-        return Generation(
-            runner=self._runner,
-            scheduler=Scheduler(requests, num_slots, self._config.max_num_batched_tokens),
-            slots=SlotState(num_slots, sampling, self._runner.device),
-            sampling=sampling,
-            policy_version=self.policy_version,
-            take_aborts=self._lifecycle.take_aborts,
-            finish=finish,
+    def _free_cache(self) -> None:
+        if self._decoder is not None:
+            self._decoder.cache.free()
+
+    def _check(self, requests: Sequence[RolloutRequest], sampling: SamplingParams | None) -> None:
+        check_requests(
+            requests,
+            sampling,
+            max_length=max_sequence_length(self._model_config, self._config.max_model_len),
+            vocab_size=self._runner.vocab_size,
+            has_tokenizer=self._tokenizer is not None,
         )
 
-    def _slots_that_fit(self, length: int) -> int:
-        """How many sequences of ``length`` tokens the memory budget holds, all at their full length."""
-        model = self._runner.model
-        sequence_bytes = length * bytes_per_token(model.config, model.dtype)
-        budget = memory_budget(self._runner.device, self._memory_fraction, model, self.cache_bytes)
-        if budget < sequence_bytes:
-            raise RolloutError(
-                f"One sequence of {length} tokens needs {sequence_bytes / 2**20:.0f} MiB of key-value cache, but the "
-                f"rollout's share of the device's memory ({self._memory_fraction:.0%}) leaves "
-                f"{max(0, budget) / 2**20:.0f} MiB beside the weights. Shorten the prompt or max_new_tokens."
-            )
-        return budget // sequence_bytes
+    def _generation(
+        self, longest: int, num_sequences: int, finish: OnFinished, on_tokens: OnTokens | None
+    ) -> Generation:
+        """Memory for sequences of up to ``longest`` tokens, and a scheduler over it."""
+        decoder = self._ready_decoder(longest)
+        cache, config = decoder.cache, self._config
+        num_running = min(config.max_num_seqs, num_sequences)
+        num_blocks, num_running = self._allocate(cache, longest, num_running)
+        scheduler = Scheduler(
+            BlockManager(num_blocks, cache.block_size),
+            max_running=num_running,
+            max_prefill_tokens=config.max_num_batched_tokens,
+            chunked=config.enable_chunked_prefill,
+        )
+        rows = Rows(num_running, decoder.state.block_tables.shape[1], longest)
+        return Generation(
+            self._runner,
+            decoder,
+            scheduler,
+            rows,
+            self._lifecycle,
+            window=self._window,
+            finish=finish,
+            on_tokens=on_tokens,
+            tokenizer=self._tokenizer,
+        )
+
+    def _allocate(self, cache: PagedCache, longest: int, num_running: int) -> tuple[int, int]:
+        """Blocks that the generation may use, and how many sequences may run at once."""
+        budget = MemoryBudget.of(self._runner.model, self._device, self._config.gpu_memory_utilization)
+        limit = budget.cache_bytes(cache.nbytes) // (cache.block_size * cache.bytes_per_token)
+        if self._num_blocks is not None:
+            limit = min(limit, self._num_blocks)
+        each = -(-longest // cache.block_size)
+        # The scratch block, a prefix that waits for rows while its first samples run, and room to move sequences.
+        spare = 1 + 2 * each
+        budget.check_holds(cache, (1 + each) * cache.block_size, limit * cache.block_size * cache.bytes_per_token)
+        if each == 1:
+            # A sequence never grows out of its block, so none need ever be preempted.
+            num_running = max(1, min(num_running, limit - spare))
+        num_blocks = min(limit, num_running * each + spare)
+        if cache.num_blocks < num_blocks:
+            budget.allocate(cache, num_blocks)
+        return max(num_blocks, cache.num_blocks) if self._num_blocks is None else num_blocks, num_running
+
+    def _ready_decoder(self, longest: int) -> DecodeRunner:
+        """The decode state and its graphs: kept between calls, since graphs are bound to its addresses."""
+        block_size = self._block_size or longest
+        width = -(-(self.max_length if self._block_size else longest) // block_size)
+        decoder = self._decoder
+        if decoder is not None and (decoder.cache.block_size, decoder.state.block_tables.shape[1]) == (
+            block_size,
+            width,
+        ):
+            if self._weight_addresses() != self._addresses and decoder.graphs is not None:
+                logger.info("The policy's weights have moved, so decode steps are captured again.")
+                decoder.graphs.clear()
+        else:
+            cache = PagedCache(self._layers, self._runner.model.dtype, self._device, block_size)
+            state = DecodeState(self._config.max_num_seqs, self._window, width, _NUM_STOPS, self._device)
+            decoder = self._decoder = DecodeRunner(self._runner, cache, state, self._graph_sizes())
+        self._addresses = self._weight_addresses()
+        return decoder
+
+    def _weight_addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self._runner.model.parameters())
+
+    def _graph_sizes(self) -> list[int] | None:
+        if self._device.type != "cuda" or self._config.enforce_eager:
+            return None
+        largest = self._config.max_num_seqs
+        sizes = self._config.cudagraph_capture_sizes or default_sizes(largest)
+        return sorted({size for size in sizes if size < largest} | {largest})

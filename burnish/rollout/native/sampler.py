@@ -1,15 +1,186 @@
-"""From logits to tokens and log-probs, for all rows at once, each row with its own random stream."""
+"""From logits to tokens and log-probs, each row by its own parameters and with its own random stream.
+
+A token is drawn by inverting the cumulative distribution in the order of the vocabulary at one uniform number a row. On
+a GPU `burnish.rollout.native.kernels.gpu.sampling` does the same; the two agree except where the uniform number or the mass
+of a nucleus lies within rounding of a boundary (about once in 10^6 tokens).
+"""
 
 import hashlib
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from burnish.rollout.base import SamplingParams
+from burnish.rollout.native.truncation import first_largest, keep_largest, penalize, truncation_mask
+
+__all__ = ["Draw", "SamplingRows", "draw", "sample", "stream_key", "truncation_mask", "uniforms"]
 
 _INT64_BITS = 64
-# Rows are sampled in chunks so that the float64 copies of a large vocabulary stay below 128 MiB each.
-_MAX_CHUNK_ELEMENTS = 1 << 24
+# Rows are drawn in chunks whose temporaries (16 MiB each) stay near the caches and below malloc's limit for fresh pages.
+_MAX_CHUNK_ELEMENTS = 1 << 22
+# Neighbouring tokens whose float32 weights are summed before float64 takes over.
+_SEGMENT = 256
+
+
+class SamplingRows(NamedTuple):
+    """How each row is drawn: tensors of one entry a row, on the device of the logits."""
+
+    keys: Tensor
+    """int64, from `stream_key`."""
+    positions: Tensor
+    """int64, the place of the token to be drawn in its sequence, prompt included."""
+    temperature: Tensor
+    """fp32; 0 is greedy: the largest logit, of equal ones the lowest id."""
+    top_k: Tensor
+    """int32; 0 or less is all tokens."""
+    top_p: Tensor
+    """fp32 in (0, 1]."""
+    min_p: Tensor
+    """fp32 in [0, 1]."""
+    repetition_penalty: Tensor
+    """fp32 above 0; it needs ``seen``."""
+    stop_ids: Tensor
+    """int32 [rows, any]; -1 pads."""
+    may_stop: Tensor
+    """bool; where False, no token of ``stop_ids`` can be drawn."""
+    seen: Tensor | None
+    """bool [rows, vocab]: the tokens that the prompt or the response holds; None where no row has a penalty."""
+
+
+class Draw(NamedTuple):
+    """One token a row."""
+
+    tokens: Tensor
+    """int64."""
+    log_probs: Tensor
+    """fp32, under the full softmax(logits / temperature), temperature 1 for greedy. NaN where a logit of the row is NaN
+    or +inf, or nothing can be drawn."""
+    truncated_log_probs: Tensor | None
+    """fp32, under the distribution that was drawn from (for a greedy row: softmax of its logits after the penalty and
+    without forbidden stop tokens); None where nothing truncates."""
+
+
+def draw(logits: Tensor, rows: SamplingRows, *, truncates: bool) -> Draw:
+    """Draws one token a row; no row depends on another one.
+
+    In this order, as Hugging Face does: repetition penalty, forbidden stop tokens, temperature, top-k (exactly k tokens),
+    top-p (the fewest most likely tokens that reach p of what top-k left), min-p. Of equally likely tokens the one with
+    the lower id goes first. On a GPU nothing synchronises, so it can be captured in a graph.
+
+    Args:
+        logits: fp32 [rows, vocab].
+        truncates: False promises that every row draws from softmax(logits / temperature) or greedily: only ``keys``,
+            ``positions`` and ``temperature`` are read then.
+    """
+    if logits.is_cuda:
+        from burnish.rollout.native.kernels.gpu import sampling as gpu
+
+        return gpu.draw(logits, rows, truncates=truncates)
+    num_rows, vocab = logits.shape
+    chunk = max(1, _MAX_CHUNK_ELEMENTS // vocab)
+    if num_rows <= chunk:
+        return _draw_truncated(logits, rows) if truncates else _draw(logits, rows)
+    parts = [
+        draw(logits[start : start + chunk], _slice_rows(rows, start, start + chunk), truncates=truncates)
+        for start in range(0, num_rows, chunk)
+    ]
+    truncated = [part.truncated_log_probs for part in parts if part.truncated_log_probs is not None]
+    return Draw(
+        torch.cat([part.tokens for part in parts]),
+        torch.cat([part.log_probs for part in parts]),
+        torch.cat(truncated) if truncated else None,
+    )
+
+
+def _slice_rows(rows: SamplingRows, start: int, end: int) -> SamplingRows:
+    return SamplingRows(*(None if values is None else values[start:end] for values in rows))  # type: ignore[arg-type]
+
+
+def _draw(logits: Tensor, rows: SamplingRows) -> Draw:
+    inverse = inverse_temperature(rows.temperature)
+    probs = _scaled(logits, inverse).softmax(-1)
+    tokens, _ = _invert_cdf(probs, uniforms(rows.keys, rows.positions))
+    tokens = _greedy_or(tokens, logits, rows.temperature)
+    return Draw(tokens, probs.gather(1, tokens[:, None])[:, 0].log(), None)
+
+
+def _draw_truncated(logits: Tensor, rows: SamplingRows) -> Draw:
+    values, changed = penalize(logits, rows.repetition_penalty, rows.seen, rows.stop_ids, rows.may_stop)
+    inverse, greedy = inverse_temperature(rows.temperature), rows.temperature == 0
+    scores = _scaled(values, inverse)
+    probs = scores.softmax(-1)
+    kept = keep_largest(
+        probs,
+        scores,
+        values,
+        rows.top_k.masked_fill(greedy, 0),
+        rows.top_p.masked_fill(greedy, 1.0),
+        rows.min_p.masked_fill(greedy, 0.0),
+    )
+    tokens, total = _invert_cdf(kept, uniforms(rows.keys, rows.positions))
+    tokens = _greedy_or(tokens, values, rows.temperature)
+    log_probs = probs.gather(1, tokens[:, None])[:, 0].log()
+    truncated = (log_probs - total.log()).float()
+    if len(changed):
+        # Not the logarithm of a softmax: a token may be likely only because of what the other tokens lost.
+        scores = _scaled(logits[changed], inverse[changed])
+        log_probs[changed] = scores.log_softmax(-1).gather(1, tokens[changed, None])[:, 0]
+    return Draw(tokens, log_probs.masked_fill_(truncated.isnan(), float("nan")), truncated)
+
+
+def inverse_temperature(temperature: Tensor) -> Tensor:
+    """fp32 [rows]: what logits are multiplied with; 1 for greedy rows, and bounded, since 1 / 1e-45 is infinite."""
+    return torch.where(temperature == 0, 1.0, temperature.float().reciprocal().clamp(max=1e30))
+
+
+def _scaled(values: Tensor, inverse: Tensor) -> Tensor:
+    if (inverse == 1).all():
+        return values
+    # Below the largest one, so that no temperature makes them overflow, and rounding is relative to the difference.
+    return (values - values.amax(-1, keepdim=True)).mul_(inverse[:, None])
+
+
+def _greedy_or(tokens: Tensor, values: Tensor, temperature: Tensor) -> Tensor:
+    greedy = temperature == 0
+    return torch.where(greedy, first_largest(values), tokens) if greedy.any() else tokens
+
+
+def _invert_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token, in the order of the vocabulary, at which the cumulative weight exceeds ``uniform`` of the total.
+
+    Segments of the vocabulary are summed in float32 and added up in float64; only the chosen segment is looked into.
+
+    Args:
+        weights: fp32 [rows, vocab], none negative.
+        uniform: float64 [rows] in [0, 1).
+
+    Returns:
+        Tokens int64 [rows] and the totals float64 [rows].
+    """
+    vocab = weights.shape[1]
+    whole = vocab // _SEGMENT
+    sums = weights[:, : whole * _SEGMENT].unflatten(-1, (whole, _SEGMENT)).sum(-1)
+    if whole * _SEGMENT < vocab:
+        sums = torch.cat([sums, weights[:, whole * _SEGMENT :].sum(-1, keepdim=True)], dim=1)
+    cumulative = sums.double().cumsum(-1)
+    total = cumulative[:, -1:]
+    threshold = uniform[:, None] * total
+    segment = _first_above(cumulative, threshold)
+    before = cumulative.gather(1, (segment - 1).clamp_(min=0)).masked_fill_(segment == 0, 0.0)
+    places = segment * _SEGMENT + torch.arange(_SEGMENT, device=weights.device)
+    inside = weights.gather(1, places.clamp(max=vocab - 1)).masked_fill_(places >= vocab, 0.0)
+    tokens = segment * _SEGMENT + _first_above(inside.double().cumsum_(-1), threshold - before)
+    return tokens[:, 0].clamp_(max=vocab - 1), total[:, 0]
+
+
+def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
+    """Index [rows, 1] of the first of ``cumulative`` [rows, n] above ``threshold`` [rows, 1], and at the latest of the
+    first that equals the last: rounding may lift the threshold to the total, which no entry exceeds."""
+    total = cumulative[:, -1:]
+    threshold = torch.minimum(threshold, torch.nextafter(total, total.new_zeros(())))
+    index = torch.searchsorted(cumulative, threshold, right=True)
+    return index.clamp_(max=cumulative.shape[1] - 1)  # Where the row is NaN.
 
 
 def stream_key(seed: int, uid: str, sample_index: int) -> int:
@@ -44,71 +215,28 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 
 def sample(logits: Tensor, sampling: SamplingParams, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws one token a row.
+    """`draw` where all rows share temperature, top-k, top-p and min-p; nothing else of ``sampling`` is looked at.
 
     Args:
         logits: [rows, vocab], any float dtype.
         keys, positions: int64 [rows], see ``uniforms``.
 
     Returns:
-        Token ids int64 [rows] and their log-probs fp32 [rows] under the full softmax(logits / temperature)
-        (temperature 1 for greedy). A row with NaN or +inf logits has a NaN log-prob.
+        Token ids int64 [rows] and their log-probs fp32 [rows], see `Draw`.
     """
-    chunk = max(1, _MAX_CHUNK_ELEMENTS // logits.shape[-1])
-    if logits.shape[0] <= chunk:
-        return _sample_rows(logits, sampling, keys, positions)
-    parts = [
-        _sample_rows(rows, sampling, key, position)
-        for rows, key, position in zip(logits.split(chunk), keys.split(chunk), positions.split(chunk), strict=True)
-    ]
-    return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_probs for _, log_probs in parts])
-
-
-def _sample_rows(logits: Tensor, sampling: SamplingParams, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = logits.float() / sampling.policy_temperature
-    if sampling.greedy:
-        tokens = scaled.argmax(-1)
-    else:
-        tokens = _inverse_cdf(scaled, truncation_mask(scaled, sampling.top_k, sampling.top_p), keys, positions)
-    log_probs = scaled.gather(-1, tokens[:, None]).squeeze(-1) - scaled.logsumexp(-1)
-    return tokens, log_probs
-
-
-def _inverse_cdf(scaled: Tensor, keep: Tensor | None, keys: Tensor, positions: Tensor) -> Tensor:
-    """The first token, in the order of the vocabulary, at which the cumulative probability exceeds a uniform number.
-
-    In float64 and in a fixed order, so that rounding differences of the logits (other batch, other kernel) change a
-    token only when the uniform number falls within them: about once in 10^6 tokens for fp32.
-    """
-    weights = (scaled - scaled.amax(-1, keepdim=True)).double().exp_()
-    if keep is not None:
-        weights.mul_(keep)
-    cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1:]
-    # u < 1, but u * total may round up to total, which no entry exceeds.
-    threshold = torch.minimum(uniforms(keys, positions)[:, None] * total, torch.nextafter(total, total.new_zeros(())))
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_(max=scaled.shape[-1] - 1)
-
-
-def truncation_mask(scaled: Tensor, top_k: int, top_p: float) -> Tensor | None:
-    """Which tokens top-k and top-p keep: [rows, vocab] bool, or None for all.
-
-    Top-k first, then top-p on what it left, renormalised. Exactly k tokens, and the fewest tokens whose probability
-    reaches p; of equal tokens the one with the lower id goes first.
-
-    Args:
-        scaled: [rows, vocab] logits / temperature.
-    """
-    vocab = scaled.shape[-1]
-    count = min(top_k, vocab) if top_k > 0 else vocab
-    if count == vocab and top_p >= 1:
-        return None
-    largest = scaled.topk(count).values if count < vocab else scaled.sort(descending=True).values
-    kept = torch.full_like(scaled[:, 0], count, dtype=torch.int64)
-    if top_p < 1:
-        probs = largest.double().softmax(-1)
-        kept = ((probs.cumsum(-1) - probs) < top_p).sum(-1)
-    smallest = largest.gather(-1, (kept[:, None] - 1).clamp_(min=0))
-    above, equal = scaled > smallest, scaled == smallest
-    room = kept[:, None] - above.sum(-1, keepdim=True)
-    return above | (equal & (equal.cumsum(-1) <= room))
+    count, device = len(logits), logits.device
+    truncates = not sampling.greedy and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
+    rows = SamplingRows(
+        keys=keys,
+        positions=positions,
+        temperature=torch.full((count,), 0.0 if sampling.greedy else sampling.temperature, device=device),
+        top_k=torch.full((count,), sampling.top_k, dtype=torch.int32, device=device),
+        top_p=torch.full((count,), sampling.top_p, device=device),
+        min_p=torch.full((count,), sampling.min_p, device=device),
+        repetition_penalty=torch.ones(count, device=device),
+        stop_ids=torch.full((count, 1), -1, dtype=torch.int32, device=device),
+        may_stop=torch.ones(count, dtype=torch.bool, device=device),
+        seen=None,
+    )
+    drawn = draw(logits.float(), rows, truncates=truncates)
+    return drawn.tokens, drawn.log_probs

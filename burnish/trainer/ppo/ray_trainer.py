@@ -18,6 +18,7 @@ from burnish.core_algos.advantages import reads_key
 from burnish.core_algos.kl import get_kl_controller
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
+from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import WorkerGroup
 from burnish.trainer.ppo.advantage_stage import advantages_of
 from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
@@ -424,5 +425,6 @@ class RayPPOTrainer:
             num_gen_tokens=self.num_gen_tokens,
             n_gpus=self.resource_pool_manager.get_n_gpus(),
         )
+        self.metrics |= RolloutStats.of_ranks(self.actor_rollout_wg.take_rollout_stats()).metrics()
         self.metrics |= {"training/global_step": self.global_steps, "training/epoch": self.prompts.epoch}
         self.run_log.step(self.metrics, self.global_steps, batch)

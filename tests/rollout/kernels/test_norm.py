@@ -1,0 +1,65 @@
+import pytest
+import torch
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from burnish.rollout.native.kernels import rms_norm
+from burnish.rollout.native.kernels.norm import rms_norm_torch
+from tests.rollout.kernels.cases import TOLERANCE, normal, on_every_backend
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [16, 80, 576])
+def test_it_rounds_as_llamas_norm_does(dtype, hidden):
+    x, module = 3 * normal(5, hidden, dtype=dtype), LlamaRMSNorm(hidden, eps=1e-5)
+    module.weight.data = normal(hidden, dtype=dtype, seed=1)
+    with torch.no_grad():
+        assert torch.equal(rms_norm(x, module.weight, 1e-5), module(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_residual_is_added_in_the_dtype_and_returned(dtype):
+    x, residual, weight = (normal(5, 64, dtype=dtype, seed=seed) for seed in range(3))
+    before = x.clone(), residual.clone()
+    out, h = rms_norm(x, weight[0], 1e-6, residual)
+    assert torch.equal(h, x + residual)
+    assert torch.equal(out, rms_norm(x + residual, weight[0], 1e-6))
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_offset_is_gemmas_norm(dtype):
+    x, module = normal(5, 64, dtype=dtype), GemmaRMSNorm(64, eps=1e-6)
+    module.weight.data = normal(64, dtype=dtype, seed=1)
+    with torch.no_grad():
+        torch.testing.assert_close(rms_norm(x, module.weight, 1e-6, offset=1.0), module(x), rtol=0, atol=1e-6)
+
+
+def test_it_is_the_formula():
+    x, weight = normal(7, 33), normal(33, seed=1)
+    wide = x.double()
+    expected = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@on_every_backend
+@pytest.mark.parametrize("hidden", [16, 80, 896])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_the_kernel_equals_its_twin(device, dtype, hidden, offset):
+    from burnish.rollout.native.kernels.gpu.norm import rms_norm as kernel
+
+    wide = normal(6, 2 * hidden, dtype=dtype, device=device)
+    x, residual = wide[:, :hidden], normal(6, hidden, dtype=dtype, device=device, seed=1)  # x is not contiguous
+    weight = normal(hidden, dtype=dtype, device=device, seed=2)
+    near = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(
+        kernel(x, weight, 1e-5, None, offset), rms_norm_torch(x, weight, 1e-5, None, offset), **near
+    )
+    out, h = kernel(x, weight, 1e-5, residual, offset)
+    expected, expected_h = rms_norm_torch(x, weight, 1e-5, residual, offset)
+    assert torch.equal(h, expected_h)
+    torch.testing.assert_close(out, expected, **near)
+    assert kernel(x[:0], weight, 1e-5).shape == (0, hidden)
