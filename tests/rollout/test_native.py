@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -413,19 +412,6 @@ def test_a_session_refuses_an_id_that_runs_and_forgets_it_when_it_is_answered() 
         engine.abort(["a"])
         while session.step():
             pass
-
-
-@pytest.mark.slow
-def test_bookkeeping_is_small_beside_the_model() -> None:
-    sizes = {**SIZES, "vocab_size": 128, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
-    engine = NativeRollout(build_causal_lm(LlamaConfig(**sizes)), RolloutConfig(max_num_seqs=512), shares_storage=True)
-    requests, sampling = make_requests(64, 8, vocab=128), SamplingParams(max_new_tokens=8)
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        engine.generate(requests, sampling)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1.0
 
 
 @pytest.mark.gpu

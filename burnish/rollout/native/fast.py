@@ -182,13 +182,11 @@ class _Layer:
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._norm_eps = 0.0 if self._q_norm is None else self._q_norm.variance_epsilon
         self._head_dim = attention.head_dim
-        self._num_heads, _, self._num_kv_heads = (
-            p.out_features // self._head_dim for p in (*self._qkv[:2], self._qkv[2])
-        )
+        self._num_heads, self._num_kv_heads = (p.out_features // self._head_dim for p in self._qkv[:2])
         self._scaling = attention.scaling
         self._sliding_window = _sliding_window(attention)
 
-    def attend(self, x: Tensor, angles: "_Angles", context: FastContext) -> Tensor:
+    def attend(self, x: Tensor, angles: _Angles, context: FastContext) -> Tensor:
         """Normed states [tokens, hidden] -> the attention block's addition to the residual stream."""
         query, key, value = rotate_and_store(
             _joint_linear(x, self._qkv),

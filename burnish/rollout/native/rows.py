@@ -130,7 +130,9 @@ class Rows:
 
     def __init__(self, num_rows: int, table_width: int, max_new_tokens: int) -> None:
         self.sequences: list[RunningSequence] = []
-        self._arrays: dict[str, np.ndarray] = {name: np.full(num_rows, idle, dtype=dtype) for name, dtype, idle in _FIELDS}
+        self._arrays: dict[str, np.ndarray] = {
+            name: np.full(num_rows, idle, dtype=dtype) for name, dtype, idle in _FIELDS
+        }
         self._tables = np.zeros((num_rows, table_width), dtype=np.int32)
         self._num_blocks = np.zeros(num_rows, dtype=np.int64)
         # What a row has sampled stays in its slot, so that reordering rows moves one number a row.

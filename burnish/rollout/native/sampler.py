@@ -69,10 +69,11 @@ def draw(logits: Tensor, rows: SamplingRows, *, truncates: bool) -> Draw:
     the lower id goes first. On a GPU nothing synchronises, so it can be captured in a graph.
 
     Args:
-        logits: fp32 [rows, vocab].
+        logits: [rows, vocab]; computed with in fp32.
         truncates: False promises that every row draws from softmax(logits / temperature) or greedily: only ``keys``,
             ``positions`` and ``temperature`` are read then.
     """
+    logits = logits.float()
     if logits.is_cuda:
         from burnish.rollout.native.kernels.gpu import sampling as gpu
 
@@ -238,5 +239,5 @@ def sample(logits: Tensor, sampling: SamplingParams, keys: Tensor, positions: Te
         may_stop=torch.ones(count, dtype=torch.bool, device=device),
         seen=None,
     )
-    drawn = draw(logits.float(), rows, truncates=truncates)
+    drawn = draw(logits, rows, truncates=truncates)
     return drawn.tokens, drawn.log_probs

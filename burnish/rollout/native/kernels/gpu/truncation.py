@@ -292,10 +292,10 @@ def _finish(
     size = tl.load(inside + row)
     if size > CAPACITY:
         return
-    tl.store(thresholds + row, float("-inf"))
-    tl.store(last_tokens + row, vocab)
     size = tl.minimum(tl.load(collected + row), CAPACITY)
-    if size == 0:
+    if size == 0:  # Nothing truncates, or the row is NaN.
+        tl.store(thresholds + row, float("-inf"))
+        tl.store(last_tokens + row, vocab)
         return
     place = tl.arange(0, CAPACITY)
     live = place < size
@@ -321,15 +321,16 @@ def _finish(
         num_equal = tl.sum(is_equal.to(tl.int32), 0)
         equal_weight = tl.max(tl.where(is_equal, weight, 0.0), 0)
         room = _room(0, target, count, mass, equal_weight, num_equal)
-    tl.store(thresholds + row, tl.min(tl.where(is_equal, x, float("inf")), 0))
+    last_token = vocab
     if room < num_equal:
-        first, final = tl.min(token, 0), vocab
-        while first < final:
-            middle = (first + final) >> 1
+        first = tl.min(token, 0)
+        while first < last_token:
+            middle = (first + last_token) >> 1
             is_enough = tl.sum((is_equal & (token <= middle)).to(tl.int32), 0) >= room
-            final = tl.where(is_enough, middle, final)
+            last_token = tl.where(is_enough, middle, last_token)
             first = tl.where(is_enough, first, middle + 1)
-        tl.store(last_tokens + row, first)
+    tl.store(thresholds + row, tl.min(tl.where(is_equal, x, float("inf")), 0))
+    tl.store(last_tokens + row, last_token)
 
 
 @triton.jit
@@ -385,8 +386,7 @@ def _finish_slowly(
             values, row, last, high, 0, target, largest, inverse, vocab, BLOCK
         )  # fmt: skip
         room = _room(0, target, count, mass, _weight_of(last, largest, inverse), num_equal)
-    tl.store(thresholds + row, _value_of(last))
-    tl.store(last_tokens + row, vocab)
+    last_token = vocab
     if room < num_equal:
         passed = 0
         for start in range(0, vocab, BLOCK):
@@ -394,8 +394,10 @@ def _finish_slowly(
             x = tl.load(values + row * vocab + token, token < vocab, float("-inf"))
             is_equal = (_order(x).to(tl.int64) == last) & (token < vocab)
             rank = passed + tl.cumsum(is_equal.to(tl.int32), 0)
-            tl.store(last_tokens + row + tl.zeros((BLOCK,), tl.int32), token, is_equal & (rank == room))
+            last_token = tl.minimum(last_token, tl.min(tl.where(is_equal & (rank == room), token, vocab), 0))
             passed += tl.sum(is_equal.to(tl.int32), 0)
+    tl.store(thresholds + row, _value_of(last))
+    tl.store(last_tokens + row, last_token)
 
 
 @triton.jit
