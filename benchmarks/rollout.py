@@ -103,6 +103,7 @@ def measure(scenario: Scenario, native: Native, peer: Peer | None, args: argpars
     shares: list[float] = []
     load = os.getloadavg()[0]
     warm_up = 0.0
+    native.forget_memory()
     for turn in range(args.repeats + 1):
         prompts = random_prompts(scenario, native.vocab_size, turn)
         requests, sampling = native_requests(scenario, prompts, lengths, turn)
@@ -139,11 +140,12 @@ def measure(scenario: Scenario, native: Native, peer: Peer | None, args: argpars
     if equal_rates:
         result |= spread("equal_length_tokens_per_s", equal_rates)
         result["over_equal_length"] = result["tokens_per_s"] / result["equal_length_tokens_per_s"]
+    # Before the trainer's forward, which needs memory of its own.
+    result |= native.memory()
     return result | {
         **native.log_prob_differences(requests, responses, args.check_rows),
         "floor_share": statistics.median(shares),
         "memory_bandwidth_gb_per_s": bandwidth / 1e9,
-        **native.memory(),
         "start_seconds": native.start_seconds,
         "warm_up_seconds": warm_up,
         "last_call": {key: value for key, value in stats.items() if isinstance(value, int | float)},
@@ -175,6 +177,11 @@ def table(result: dict[str, Any]) -> str:
         f"  log-probs against the trainer's        max |d| {result['log_prob_max_difference']:.2e}, "
         f"mean |d| {result['log_prob_mean_difference']:.2e}"
     )
+    if "trainer_mean_difference_to_float32" in result:
+        lines.append(
+            f"  both against float32, mean |d|         {result['log_prob_mean_difference_to_float32']:.2e}, "
+            f"trainer {result['trainer_mean_difference_to_float32']:.2e}"
+        )
     lines.append(
         f"  decode steps, share of their floor     {result['floor_share']:.1%} "
         f"at {result['memory_bandwidth_gb_per_s']:,.0f} GB/s"
@@ -209,6 +216,9 @@ def run_all(scenarios: list[Scenario], args: argparse.Namespace) -> list[dict[st
     """The figures of every scenario, printed as they come; one engine and one peer for all of a model and dtype."""
     results = []
     bandwidth = memory_bandwidth(args.device)
+    if args.device == "cuda":
+        # The peer that starts next measures what is free.
+        torch.cuda.empty_cache()
     for key in dict.fromkeys((scenario.model, scenario.dtypes) for scenario in scenarios):
         together = [scenario for scenario in scenarios if (scenario.model, scenario.dtypes) == key]
         model, dtype = model_path(key[0]), key[1][0]

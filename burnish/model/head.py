@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from burnish.model.linear import inference_linear
+
 HEAD_OUTPUTS = ("log_probs", "entropy", "sum_pi_squared")
 
 # Elements of one chunk of float32 logits: 64 MiB on a CPU (near its caches), 1 GiB on a GPU (few large products).
@@ -63,7 +65,8 @@ def head_logits(
         hidden: [tokens, hidden].
         weight: [vocab, hidden].
     """
-    logits = _matmul(hidden, weight.t())
+    # Never differentiated: the fused head's backward is its own.
+    logits = _matmul(hidden, weight.t()) if hidden.is_cuda else inference_linear(hidden, weight).to(_wide(hidden))
     if bias is not None:
         logits = logits.add_(bias)
     return transform(logits)
@@ -178,6 +181,11 @@ class _FusedHead(torch.autograd.Function):
             None if grad_bias is None else grad_bias.to(bias.dtype),
             *[None] * 6,
         )
+
+
+def _wide(a: Tensor) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(a.dtype, torch.float32)
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

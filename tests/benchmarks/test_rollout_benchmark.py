@@ -19,7 +19,7 @@ def run(monkeypatch, capfd, tiny_model_path, tmp_path):
     """Runs the benchmark on the tiny model, and gives the printed lines."""
 
     def call(*arguments: str) -> list[str]:
-        fixed = ["--model", tiny_model_path, "--dtype", "float32", "--device", "cpu", "--logs", str(tmp_path)]
+        fixed = ["--model", tiny_model_path, "--device", "cpu", "--logs", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", ["rollout", *SMALL, *fixed, *arguments])
         rollout.main()
         return capfd.readouterr().out.splitlines()
@@ -28,7 +28,8 @@ def run(monkeypatch, capfd, tiny_model_path, tmp_path):
 
 
 def test_the_last_line_is_json_whose_ratio_is_that_of_its_rates(run):
-    lines = run("--scenario", "cpu", "lognormal", "--peer", "hf", "--peer-batch-sizes", "2", "6", "--json")
+    how = ("--dtype", "float32", "--peer", "hf", "--peer-batch-sizes", "2", "6", "--json")
+    lines = run("--scenario", "cpu", "lognormal", *how)
     result = json.loads(lines[-1])
     assert result["ratio"] == pytest.approx(result["tokens_per_s"] / result["peer_tokens_per_s"])
     assert "torch" in result["device"]
@@ -45,8 +46,12 @@ def test_the_last_line_is_json_whose_ratio_is_that_of_its_rates(run):
 
 
 def test_without_a_peer_there_is_no_ratio_and_a_profile_is_written(run, tmp_path):
-    lines = run("--scenario", "cpu", "--profile", str(tmp_path / "profile.txt"), "--profile-windows", "1", "--json")
-    assert json.loads(lines[-1])["ratio"] is None
+    profile = ("--profile", str(tmp_path / "profile.txt"), "--profile-windows", "1")
+    result = json.loads(run("--scenario", "cpu", "--dtype", "bfloat16", *profile, "--json")[-1])
+    assert result["ratio"] is None
+    figures = result["scenarios"]["cpu/bfloat16"]
+    assert 0 < figures["trainer_mean_difference_to_float32"] < 0.1
+    assert 0 < figures["log_prob_mean_difference_to_float32"] < 0.1
     written = (tmp_path / "profile.txt").read_text()
     assert written.startswith("1 windows of decode steps of 6 sequences")
     assert "aten::" in written

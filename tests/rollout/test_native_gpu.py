@@ -94,13 +94,13 @@ def test_graphs_stay_valid_while_the_cache_goes_and_comes_back_elsewhere() -> No
     before = engine._decoder.cache.addresses.clone()
     engine.sleep()
     assert engine.cache_bytes == 0
-    kept = [torch.empty(1 << 22, device="cuda") for _ in range(64)]
-    torch.cuda.empty_cache()
+    # Of all sizes, so that whatever the cache had is taken.
+    kept = [torch.empty(1 << size, dtype=torch.uint8, device="cuda") for size in range(9, 23) for _ in range(200)]
     engine.wake_up()
     assert_nearly_the_same(engine.generate(requests, VARIED[0]), expected)
     assert not torch.equal(before, engine._decoder.cache.addresses)
     assert len(engine._decoder.graphs._graphs) == captured
-    assert len(kept) == 64
+    assert kept
 
 
 def test_an_update_of_the_weights_in_place_is_seen_and_moved_weights_are_captured_again() -> None:

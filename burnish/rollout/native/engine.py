@@ -28,10 +28,10 @@ from burnish.rollout.native.generation import Generation, OnTokens
 from burnish.rollout.native.graphs import default_sizes
 from burnish.rollout.native.memory import MemoryBudget, layer_shapes
 from burnish.rollout.native.paged_cache import PagedCache
-from burnish.rollout.native.scheduler import Scheduler
-from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.native.rows import DecodeState, Rows
 from burnish.rollout.native.runner import DecodeRunner, ModelRunner
+from burnish.rollout.native.scheduler import Scheduler
+from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.native.session import RolloutSession
 from burnish.rollout.stats import RolloutStats
 
@@ -259,7 +259,9 @@ class NativeRollout:
                 logger.info("The policy's weights have moved, so decode steps are captured again.")
                 decoder.graphs.clear()
         else:
-            cache = PagedCache(self._layers, self._runner.model.dtype, self._device, block_size)
+            on_cpu = self._device.type == "cpu"
+            dtype = self._runner.model.dtype
+            cache = PagedCache(self._layers, dtype, self._device, block_size, heads_first=on_cpu)
             state = DecodeState(self._config.max_num_seqs, self._window, width, _NUM_STOPS, self._device)
             decoder = self._decoder = DecodeRunner(self._runner, cache, state, self._graph_sizes())
         self._addresses = self._weight_addresses()

@@ -10,10 +10,10 @@ import torch
 from burnish.model.attention import PackedContext
 from burnish.rollout.base import FinishReason, RolloutResponse
 from burnish.rollout.lifecycle import Lifecycle
-from burnish.rollout.native.scheduler import Scheduler
-from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.native.rows import Rows, Status, Window
 from burnish.rollout.native.runner import DecodeRunner, ModelRunner, first_non_finite
+from burnish.rollout.native.scheduler import Scheduler
+from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.stopping import StopStrings
 from burnish.utils.errors import RolloutError

@@ -1,9 +1,10 @@
 """Keys and values of running sequences in blocks that a block table joins: one key and one value buffer for each layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +30,25 @@ class PagedCache:
     Buffers start as zeros: a masked place has weight 0, and 0 times a NaN left in memory would still be NaN. On a CPU
     they are zero pages of the system, which take memory only once they are written.
 
+    Args:
+        heads_first: the keys of one head and block lie together in memory, as products of whole blocks like it (on a
+            CPU); the buffers are then views with their axes in the order above. Kernels need False.
+
     Attributes:
         addresses: int64 [layers, 2] on the device, where each layer's keys and values begin; zeros while nothing is allocated.
         num_blocks: blocks that exist now, the scratch block included; 0 after `free`.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, block_size: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
+        *,
+        heads_first: bool = False,
+    ) -> None:
+        self._heads_first = heads_first
         self.layers = tuple(layers)
         self.dtype = dtype
         self.device = device
@@ -61,9 +75,8 @@ class PagedCache:
         self.free()
         self.num_blocks = num_blocks
         for layer in self.layers:
-            rows = (num_blocks, self.block_size, layer.num_kv_heads)
-            self._keys.append(self._zeros(*rows, layer.key_dim))
-            self._values.append(self._zeros(*rows, layer.value_dim))
+            self._keys.append(self._zeros(num_blocks, layer.num_kv_heads, layer.key_dim))
+            self._values.append(self._zeros(num_blocks, layer.num_kv_heads, layer.value_dim))
         pairs = [(key.data_ptr(), value.data_ptr()) for key, value in zip(self._keys, self._values, strict=True)]
         self.addresses.copy_(torch.tensor(pairs, dtype=torch.int64))
 
@@ -90,9 +103,14 @@ class PagedCache:
         self.num_blocks = 0
         self.addresses.zero_()
 
-    def _zeros(self, *shape: int) -> Tensor:
+    def _zeros(self, num_blocks: int, num_heads: int, dim: int) -> Tensor:
+        if self._heads_first:
+            return self._zero_memory((num_blocks, num_heads, self.block_size, dim)).transpose(1, 2)
+        return self._zero_memory((num_blocks, self.block_size, num_heads, dim))
+
+    def _zero_memory(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # numpy asks the system for zero pages (calloc); torch would write zeros into every page.
-        count = int(np.prod(shape)) * self.dtype.itemsize
-        return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(self.dtype).view(shape)
+        # torch would write zeros into every page; numpy asks for huge pages, which the system may have to make first.
+        memory = mmap(-1, math.prod(shape) * self.dtype.itemsize)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.native.sampler import stream_key
+from burnish.rollout.native.scheduler import Sequence as RunningSequence
 
 
 class Status(IntEnum):

@@ -16,9 +16,9 @@ from burnish.rollout.native.fast import FastForward
 from burnish.rollout.native.graphs import DecodeGraphs, Variant
 from burnish.rollout.native.kernels.advance import advance
 from burnish.rollout.native.paged_cache import PagedCache
-from burnish.rollout.native.scheduler import PrefillChunk
 from burnish.rollout.native.rows import DecodeState
 from burnish.rollout.native.sampler import Draw, SamplingRows, draw
+from burnish.rollout.native.scheduler import PrefillChunk
 
 # Elements of one chunk of fp32 logits. On a GPU 128 MiB: it stays allocated for the captured graphs while others train.
 _LOGIT_ELEMENTS = {"cuda": 1 << 25, "cpu": 1 << 25}

@@ -40,10 +40,11 @@ def random_cache(
     layers: int = 2,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    heads_first: bool = False,
 ) -> PagedCache:
     """A cache in which every place holds random numbers."""
     shape = LayerShape(num_kv_heads, key_dim, value_dim or key_dim)
-    cache = PagedCache([shape] * layers, dtype, torch.device(device), block_size)
+    cache = PagedCache([shape] * layers, dtype, torch.device(device), block_size, heads_first=heads_first)
     cache.allocate(num_blocks)
     fill(cache)
     return cache

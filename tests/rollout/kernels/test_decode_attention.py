@@ -26,8 +26,9 @@ LENGTHS = [1, 3, 4, 5, 8, 9, 17]
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-def test_it_is_the_formula_over_random_blocks(heads, limits):
-    cache = random_cache(heads[1], 16)
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_it_is_the_formula_over_random_blocks(heads, limits, heads_first):
+    cache = random_cache(heads[1], 16, heads_first=heads_first)
     tables, lengths = random_tables(LENGTHS, 4, 24)
     query = normal(len(LENGTHS), heads[0], 16)
     out = decode_attention(query, cache, 1, tables, lengths, scaling=0.3, **limits)
@@ -38,8 +39,9 @@ def test_it_is_the_formula_over_random_blocks(heads, limits):
 @pytest.mark.parametrize("dim", [16, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-def test_blocks_that_follow_each_other_are_read_where_they_lie(dim, dtype, limits):
-    cache = random_cache(3, dim, block_size=20, num_blocks=12, dtype=dtype)
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_blocks_that_follow_each_other_are_read_where_they_lie(dim, dtype, limits, heads_first):
+    cache = random_cache(3, dim, block_size=20, num_blocks=12, dtype=dtype, heads_first=heads_first)
     tables = torch.arange(2, 2 + len(LENGTHS), dtype=torch.int32)[:, None]
     lengths = torch.tensor(LENGTHS, dtype=torch.int32)
     step = DecodeStep(tables, lengths, cache.block_size)

@@ -28,8 +28,10 @@ def check(store, gather, cache, places):
 
 
 @pytest.mark.parametrize("dims", [(16, 16), (80, 48)])
-def test_what_is_stored_is_read_back(dims):
-    check(store, gather, random_cache(3, dims[0], value_dim=dims[1], dtype=torch.bfloat16), PLACES)
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_what_is_stored_is_read_back(dims, heads_first):
+    cache = random_cache(3, dims[0], value_dim=dims[1], dtype=torch.bfloat16, heads_first=heads_first)
+    check(store, gather, cache, PLACES)
 
 
 @on_every_backend

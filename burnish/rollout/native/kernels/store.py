@@ -32,13 +32,12 @@ def gather(cache: PagedCache, layer: int, places: Tensor) -> tuple[Tensor, Tenso
 
 def store_torch(cache: PagedCache, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
     """`store` in plain torch."""
-    cache.key(layer).flatten(0, 1).index_copy_(0, places, key)
-    cache.value(layer).flatten(0, 1).index_copy_(0, places, value)
+    block, offset = places // cache.block_size, places % cache.block_size
+    cache.key(layer)[block, offset] = key
+    cache.value(layer)[block, offset] = value
 
 
 def gather_torch(cache: PagedCache, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
     """`gather` in plain torch."""
-    return (
-        cache.key(layer).flatten(0, 1).index_select(0, places),
-        cache.value(layer).flatten(0, 1).index_select(0, places),
-    )
+    block, offset = places // cache.block_size, places % cache.block_size
+    return cache.key(layer)[block, offset], cache.value(layer)[block, offset]
