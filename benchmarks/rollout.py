@@ -39,6 +39,8 @@ from benchmarks.rollout_native import Native, memory_bandwidth  # noqa: E402
 from benchmarks.rollout_work import SCENARIOS, Scenario, native_requests, peer_work, random_prompts  # noqa: E402
 
 CPU_CACHE_GIB = 4
+# More makes vLLM no faster, and its start longer by the graphs it captures.
+PEER_MAX_NUM_SEQS = 1024
 
 
 class PeerTurns:
@@ -232,6 +234,7 @@ def run_all(scenarios: list[Scenario], args: argparse.Namespace) -> list[dict[st
                 # First: vLLM measures the free memory while it starts and refuses to go on when that changes.
                 memory = args.memory if args.device == "cuda" else CPU_CACHE_GIB
                 settings = {"model": model, "dtype": dtype, "device": args.device, "memory": memory, **sizes}
+                settings["max_num_seqs"] = min(settings["max_num_seqs"], PEER_MAX_NUM_SEQS)
                 peer = stack.enter_context(Peer(args.peer, settings, args.logs / f"{args.peer}_{dtype}.log"))
             native = Native(model, dtype, args.device, memory=args.memory, **sizes)
             for scenario in together:

@@ -66,7 +66,9 @@ SCENARIOS = {
     for scenario in (
         Scenario(name="group", prompts=64, samples=16, prompt_length=256, response_length=512),
         Scenario(name="single", prompts=256, prompt_length=128, response_length=256),
-        Scenario(name="lognormal", prompts=2048, prompt_length=128, response_length=256, log_normal=True),
+        Scenario(
+            name="lognormal", prompts=2048, prompt_length=128, response_length=256, log_normal=True, max_num_seqs=2048
+        ),
         Scenario(name="latency", prompts=1, prompt_length=128, response_length=256),
         Scenario(
             name="cpu",
