@@ -55,7 +55,12 @@ def logit_transform(config: PreTrainedConfig) -> LogitTransform:
 
 
 def head_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, transform: LogitTransform = LogitTransform()
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    transform: LogitTransform = LogitTransform(),
+    *,
+    prepacked: Tensor | None = None,
 ) -> Tensor:
     """Logits before temperature, [tokens, vocab] in at least float32; the one definition for training and rollout.
 
@@ -64,9 +69,13 @@ def head_logits(
     Args:
         hidden: [tokens, hidden].
         weight: [vocab, hidden].
+        prepacked: see `inference_linear`.
     """
     # Never differentiated: the fused head's backward is its own.
-    logits = _matmul(hidden, weight.t()) if hidden.is_cuda else inference_linear(hidden, weight).to(_wide(hidden))
+    if hidden.is_cuda:
+        logits = _matmul(hidden, weight.t())
+    else:
+        logits = inference_linear(hidden, weight, prepacked=prepacked).to(_wide(hidden))
     if bias is not None:
         logits = logits.add_(bias)
     return transform(logits)

@@ -218,11 +218,12 @@ class _Probe(PackedContext):
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Makes sure, by one call on six tokens, that burnish computes what the model means.
+    """Makes sure, by three calls on six tokens, that burnish computes what the model means.
 
-    Every layer must attend through the context and mix tokens in no other way: the same three tokens are packed behind
-    each other, and a layer that mixes differently (state space, convolution, attention code of its own) gives the second
-    copy another result. And our head must give the model's logits.
+    Every layer must attend through the context and mix tokens in no other way: two segments of three tokens are packed
+    behind each other, and when one of them changes, a layer that mixes differently (state space, convolution, attention
+    code of its own) gives the other one another result. The other one stays in its place, so that without such a layer its
+    result is the same but for rounding in a mixture of experts. And our head must give the model's logits.
 
     Raises:
         ModelError: naming the class and what it does instead.
@@ -233,14 +234,17 @@ def check_model(model: PreTrainedModel) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"{name} is an encoder-decoder; burnish trains decoder-only models.")
     probe = _Probe([3, 3], model.device)
-    output, hidden = _probe_outputs(model, probe)
+    output, hidden = _probe_outputs(model, probe, [1, 2, 3, 4, 5, 6])
     missing = sorted(set(range(config.num_hidden_layers)) - probe.layers)
     if missing:
         raise ModelError(
             f"{name} cannot be used: layers {missing} of {config.num_hidden_layers} do not call transformers' attention "
             "interface, so burnish cannot replace their attention."
         )
-    if not _close(output[:3], output[3:], 1e-5):
+    other_first, other_second = (
+        _probe_outputs(model, probe, ids)[0] for ids in ([3, 1, 2, 4, 5, 6], [1, 2, 3, 6, 4, 5])
+    )
+    if not (_close(output[3:], other_first[3:], 1e-5) and _close(output[:3], other_second[:3], 1e-5)):
         raise ModelError(f"{name} cannot be used: its layers mix tokens of different packed sequences.")
     head = model.get_output_embeddings()
     if head is not None:
@@ -252,16 +256,16 @@ def check_model(model: PreTrainedModel) -> None:
             )
 
 
-def _probe_outputs(model: PreTrainedModel, probe: _Probe) -> tuple[Tensor, Tensor]:
-    """The model's output and its backbone's, [6, vocab or hidden] and [6, hidden]."""
+def _probe_outputs(model: PreTrainedModel, probe: _Probe, token_ids: list[int]) -> tuple[Tensor, Tensor]:
+    """The model's output and its backbone's, [6, vocab or hidden] and [6, hidden], of two segments of three tokens."""
     # Any ids do, except that the padding id may have a zero embedding.
-    ids = torch.tensor([1, 2, 3], device=model.device) % model.config.get_text_config().vocab_size
+    ids = torch.tensor(token_ids, device=model.device) % model.config.get_text_config().vocab_size
     seen: list[Tensor] = []
     hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, output: seen.append(output[0][0]))
     try:
         with torch.no_grad():
             output = model(
-                input_ids=ids.repeat(2)[None],
+                input_ids=ids[None],
                 position_ids=torch.arange(3, device=model.device).repeat(2)[None],
                 use_cache=False,
                 attention_context=probe,

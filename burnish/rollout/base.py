@@ -78,8 +78,8 @@ class SamplingParams:
             raise RolloutError(f"temperature={self.temperature} must be a number of at least 0; 0 decodes greedily.")
         if not 0 < self.top_p <= 1:
             raise RolloutError(f"top_p={self.top_p} must be above 0 and at most 1; 1 keeps every token.")
-        if self.top_k < -1:
-            raise RolloutError(f"top_k={self.top_k} must be at least 1, or -1 to keep every token.")
+        if not -1 <= self.top_k < 2**31:
+            raise RolloutError(f"top_k={self.top_k} must be at least 1, or -1 to keep every token, and below 2^31.")
         if self.max_new_tokens < 1:
             raise RolloutError(f"max_new_tokens={self.max_new_tokens} must be at least 1.")
         if not 0 <= self.min_p <= 1:
@@ -228,8 +228,8 @@ def check_requests(
         has_tokenizer: whether the engine can look for stop strings.
 
     Raises:
-        RolloutError: an empty or too long prompt, a token id outside the vocabulary, a request id given twice, stop
-            strings where there is no tokenizer.
+        RolloutError: an empty or too long prompt, a token id outside the vocabulary (in a prompt or to stop at), a request
+            id given twice, stop strings where there is no tokenizer.
     """
     seen: set[str] = set()
     for request in requests:
@@ -247,11 +247,17 @@ def check_requests(
                 f"Request {name!r} has stop={params.stop!r}, but this engine was given no tokenizer to read its tokens as "
                 f"text with. Give the engine one, or use stop_token_ids."
             )
+        if unknown := [token for token in params.stop_token_ids if not 0 <= token < vocab_size]:
+            raise RolloutError(
+                f"Request {name!r} has {unknown[0]} in stop_token_ids, but the model's embedding has {vocab_size} rows: it "
+                f"would end nothing. Leave it out."
+            )
         if max_length is not None and length + num_new > max_length:
             raise RolloutError(
                 f"Request {name!r} asks for {length} prompt tokens + max_new_tokens={num_new} = "
                 f"{length + num_new} positions, but the engine holds {max_length} a sequence "
-                f"(the model's max_position_embeddings, or rollout.max_model_len). Shorten one of the two."
+                f"(the model's max_position_embeddings, or rollout.max_model_len, which is prompt_length + response_length "
+                f"where it is not set). Shorten one of the two."
             )
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
             wrong = next(token for token in request.prompt_ids if not 0 <= token < vocab_size)

@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -19,6 +18,8 @@ class Lifecycle:
 
     def __init__(self, *, shares_storage: bool) -> None:
         self.policy_version = 0
+        self.num_updates = 0
+        """Of ``update_weights`` so far."""
         self.num_copied_bytes = 0
         """Of the last ``update_weights``; 0 where the storage is shared."""
         self.update_seconds = 0.0
@@ -28,8 +29,8 @@ class Lifecycle:
         self._broken_update = False
         self._idle = threading.Lock()
         self._running: set[str] = set()
-        self._running_lock = threading.Lock()
-        self._aborted: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._aborted: set[str] = set()
         self._generating_thread: int | None = None
         self._go = threading.Event()
         self._go.set()
@@ -58,17 +59,21 @@ class Lifecycle:
             RolloutError: the engine is asleep, busy, or its weights are of no one policy.
         """
         self._check_usable()
+        if self._generating_thread is not None:
+            raise RolloutError("generate was called while the rollout engine is generating; it is paused, not free.")
         with self.exclusive("generate"):
-            self._aborted.clear()
-            self._running = set(request_ids)
-            self._generating_thread = threading.get_ident()
-            self._still.clear()
+            with self._lock:
+                self._aborted.clear()
+                self._running = set(request_ids)
+                self._generating_thread = threading.get_ident()
+                self._still.clear()
             try:
                 yield
             finally:
-                self._running = set()
-                self._generating_thread = None
-                self._still.set()
+                with self._lock:
+                    self._running = set()
+                    self._generating_thread = None
+                    self._still.set()
 
     def _check_usable(self) -> None:
         if self._asleep:
@@ -79,34 +84,42 @@ class Lifecycle:
                 "again."
             )
 
-    def enlist(self, request_ids: Iterable[str]) -> None:
-        """These requests run too from now on."""
-        with self._running_lock:
+    def enlist(self, request_ids: Iterable[str], hand_over: Callable[[], None]) -> None:
+        """These requests run too from now on; ``hand_over`` gives them to the generating thread, before any ``abort``."""
+        with self._lock:
             self._running.update(request_ids)
+            hand_over()
 
     def discharge(self, request_id: str) -> None:
-        """This request is answered."""
-        with self._running_lock:
+        """This request is answered; an ``abort`` that came too late is not for another one of its name."""
+        with self._lock:
             self._running.discard(request_id)
+            self._aborted.discard(request_id)
 
     def abort(self, request_ids: Iterable[str] | None) -> None:
         """Notes the running ones of these requests; None: all of them."""
-        with self._running_lock:
-            self._aborted.extend(self._running if request_ids is None else self._running.intersection(request_ids))
+        with self._lock:
+            self._aborted.update(self._running if request_ids is None else self._running.intersection(request_ids))
 
     def take_aborts(self) -> set[str]:
         """The requests that are to be aborted since the last call."""
-        return {self._aborted.popleft() for _ in range(len(self._aborted))}
+        with self._lock:
+            taken, self._aborted = self._aborted, set()
+        return taken
 
     def pause(self) -> None:
-        """Stops generating before its next round, and returns once it stands still."""
+        """Stops generating before its next round, and returns once it stands still; at once in the generating thread."""
         self._go.clear()
         if self._generating_thread != threading.get_ident():
             self._still.wait()
 
     def resume(self) -> None:
         """Ends ``pause``."""
-        self._go.set()
+        with self._lock:
+            if self._generating_thread is not None:
+                # Here and not when that thread wakes up: a ``pause`` in between must wait for it.
+                self._still.clear()
+            self._go.set()
 
     def stand_still_while_paused(self) -> bool:
         """Called by the generating thread between rounds: lets others in until ``resume``.
@@ -121,9 +134,10 @@ class Lifecycle:
             return False
         self._idle.release()
         self._still.set()
-        self._go.wait()
-        self._idle.acquire()
-        self._still.clear()
+        try:
+            self._go.wait()
+        finally:  # Also where Ctrl-C ends the wait: `exclusive` releases it.
+            self._idle.acquire()
         self._check_usable()
         return True
 
@@ -135,6 +149,7 @@ class Lifecycle:
             load_weights(module, stream, copy=not self._shares_storage)
             self._broken_update = False
             self.policy_version = version
+            self.num_updates += 1
             self.update_seconds = time.perf_counter() - start
             if not self._shares_storage:
                 self.num_copied_bytes = sum(parameter.nbytes for parameter in module.parameters())

@@ -23,6 +23,15 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def available_memory() -> int | None:
+    """Bytes of the computer's memory that nobody uses or that are given up on demand; None where that cannot be told."""
+    if sys.platform != "linux":
+        return None
+    with open("/proc/meminfo", encoding="ascii") as file:
+        sizes = dict(line.split(":", 1) for line in file)
+    return int(sizes["MemAvailable"].split()[0]) * 1024
+
+
 def interface_towards(address: str) -> str | None:
     """Name of the network interface by which this machine reaches the IPv4 ``address``, which may be its own.
 

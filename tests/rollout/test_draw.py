@@ -15,7 +15,9 @@ from tests.rollout.draw_cases import (
     sampling_rows,
     softmax,
 )
+from tests.rollout.kernels.cases import on_both_cpu_backends
 
+pytestmark = on_both_cpu_backends
 LOGITS = torch.tensor([1.0, -0.5, 2.0, 0.3, 1.0, -3.0, 0.0, 1.6])
 SEEN = torch.tensor([0, 1, 1, 0, 0, 0, 1, 0]).bool()
 NUM_DRAWS = 8_000

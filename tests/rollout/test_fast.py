@@ -23,9 +23,13 @@ from burnish.model.attention import plain_attention
 from burnish.model.load import build_causal_lm
 from burnish.model.policy import backbone_of
 from burnish.model.projections import pack_projections
+from burnish.rollout.native import fast
 from burnish.rollout.native.fast import FastForward
+from burnish.rollout.native.kernels import silu_mul
 from burnish.rollout.native.paged_cache import LayerShape, PagedCache
+from tests.rollout.kernels.cases import on_both_cpu_backends
 
+pytestmark = on_both_cpu_backends
 VOCAB = 61
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -280,6 +284,41 @@ def test_packed_weights_are_not_copied() -> None:
     largest = max(event.cpu_memory_usage for event in profile.events())
     smallest = min(weight.nbytes for weight in model.parameters() if weight.dim() == 2)
     assert 0 < largest < smallest
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_filling_the_cache_stores_what_a_call_stores_and_leaves_out_the_last_states(
+    num_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(Qwen3Config(**COMMON | {"num_hidden_layers": num_layers}, head_dim=8))
+    ids = random_ids([9])[0]
+    forward, stored = FastForward(model), []
+    products: list[int] = []
+    monkeypatch.setattr(fast, "silu_mul", lambda x: [products.append(len(x)), silu_mul(x)][1])
+    for run in (forward, forward.fill):
+        cache = make_cache(model, num_blocks=4)
+        rows = Rows(cache, [9]).feed([(0, 0, 9)])
+        run(ids, rows.positions, rows)
+        stored.append([buffer(layer).clone() for layer in range(num_layers) for buffer in (cache.key, cache.value)])
+    assert len(products) == num_layers + num_layers - 1
+    torch.testing.assert_close(*stored, rtol=0, atol=0)
+
+
+def test_long_prompts_go_through_the_mlp_in_parts_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(SUPPORTED["llama"])
+    ids = random_ids(LENGTHS)
+    whole = fast_states(model, ids, LENGTHS)
+    parts: list[int] = []
+
+    def noting(gate_up: Tensor) -> Tensor:
+        parts.append(len(gate_up))
+        return silu_mul(gate_up)
+
+    monkeypatch.setattr(fast, "silu_mul", noting)
+    monkeypatch.setattr(fast, "_MIN_MLP_TOKENS", 1)
+    monkeypatch.setattr(fast, "_MLP_BYTES", 7 * 2 * COMMON["intermediate_size"] * 4)
+    torch.testing.assert_close(fast_states(model, ids, LENGTHS), whole)
+    assert parts == [7, 7, 7, 7, 2] * COMMON["num_hidden_layers"]
 
 
 def test_positions_beyond_the_reserved_ones_are_possible_after_reserve() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from burnish.config import RolloutConfig
 from burnish.model.load import build_causal_lm
 from burnish.rollout.base import RolloutRequest, RolloutResponse, SamplingParams
 from burnish.rollout.hf import HFRollout
+from burnish.rollout.lifecycle import Lifecycle
 from burnish.rollout.native.engine import NativeRollout
 from burnish.rollout.native.runner import ModelRunner
 from burnish.utils.errors import ModelError, RolloutError
@@ -372,6 +374,63 @@ def test_paused_and_put_to_sleep_it_goes_on_as_if_nothing_had_been() -> None:
     pausing = Pausing(engine, nap)
     assert_same_responses(engine.generate(requests, sampling, pausing), expected)
     assert pausing.failure is None
+
+
+def test_an_update_counts_even_if_it_keeps_the_version() -> None:
+    old, new = tiny_llama(), tiny_llama(seed=1)
+    engine = NativeRollout(old, RolloutConfig(), shares_storage=False, block_size=4)
+    requests = [RolloutRequest(str(i), [5, 6, 7, 8 + i], f"p{i}", 0) for i in range(6)]
+    sampling = SamplingParams(max_new_tokens=20, temperature=1.5, eos_token_ids=(2, 3, 4), seed=2)
+    pausing = Pausing(engine, lambda: engine.update_weights(new.named_parameters(), version=0))
+    responses = engine.generate(requests, sampling, pausing)
+    assert max(response.num_preemptions for response in responses) == 1
+
+
+def test_a_paused_engine_generates_for_nobody_else() -> None:
+    requests, sampling = make_requests(4, 2), SamplingParams(max_new_tokens=20, eos_token_ids=(2, 3), seed=4)
+    expected = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True).generate(requests, sampling)
+    engine = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True, block_size=4)
+
+    def interfere() -> None:
+        with pytest.raises(RolloutError, match="it is paused, not free"):
+            engine.generate(requests, sampling)
+
+    pausing = Pausing(engine, interfere)
+    assert_same_responses(engine.generate(requests, sampling, pausing), expected)
+    assert pausing.failure is None
+
+
+def test_a_pause_right_after_a_resume_waits_for_the_engine_again() -> None:
+    lifecycle, log, stop = Lifecycle(shares_storage=True), [], threading.Event()
+
+    def work() -> None:
+        with lifecycle.generating():
+            while not stop.is_set():
+                lifecycle.stand_still_while_paused()
+                log.append("round")
+                time.sleep(0.0005)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    while not log:
+        time.sleep(0.001)
+    for _ in range(50):
+        lifecycle.pause()
+        with lifecycle.exclusive("update_weights"):
+            before = len(log)
+            time.sleep(0.0003)
+            assert len(log) == before
+        lifecycle.resume()
+    stop.set()
+    worker.join()
+
+
+def test_stop_tokens_of_an_earlier_call_end_nothing() -> None:
+    engine = NativeRollout(tiny_llama(), RolloutConfig(), shares_storage=True)
+    many = SamplingParams(max_new_tokens=6, eos_token_ids=tuple(range(30)), seed=1)
+    assert "stop" in {response.finish_reason for response in engine.generate(make_requests(), many)}
+    none = SamplingParams(max_new_tokens=6, seed=1)
+    assert {response.finish_reason for response in engine.generate(make_requests(), none)} == {"length"}
 
 
 def test_a_session_takes_requests_while_others_run_and_streams_their_tokens() -> None:

@@ -150,6 +150,6 @@ def test_long_prompts_are_prefilled_in_parts() -> None:
 def test_a_cache_that_cannot_be_had_names_the_keys() -> None:
     model = build("llama")
     assert SIZES["max_position_embeddings"] == 128
-    engine = engine_of(model, gpu_memory_utilization=1e-6)
+    engine = engine_of(model, gpu_memory_utilization=1e-9)
     with pytest.raises(Exception, match=r"rollout.gpu_memory_utilization"):
         engine.generate(make_requests(), SamplingParams(max_new_tokens=4))

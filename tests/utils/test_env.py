@@ -1,5 +1,6 @@
 """Facts about this machine."""
 
+import os
 import socket
 import sys
 
@@ -14,6 +15,13 @@ def test_the_interface_towards_an_address_is_one_of_this_machines() -> None:
     assert env.interface_towards("no address") is None
     names = [name for _, name in socket.if_nameindex()]
     assert env.interface_towards("192.0.2.77") in [None, *names]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the answer is None")
+def test_the_memory_that_is_available_is_part_of_the_machines() -> None:
+    available = env.available_memory()
+    assert available is not None
+    assert 0 < available <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_waiting_threads_are_calmed_unless_the_user_chose(monkeypatch):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +27,17 @@ from burnish.rollout.lifecycle import Lifecycle
 from burnish.rollout.native.blocks import BlockManager
 from burnish.rollout.native.generation import Generation, OnTokens
 from burnish.rollout.native.graphs import default_sizes
+from burnish.rollout.native.kernels import cpu as cpu_kernels
 from burnish.rollout.native.memory import MemoryBudget, layer_shapes
 from burnish.rollout.native.paged_cache import PagedCache
+from burnish.rollout.native.prepacked_linear import PAYS_AFTER
 from burnish.rollout.native.rows import DecodeState, Rows
 from burnish.rollout.native.runner import DecodeRunner, ModelRunner
 from burnish.rollout.native.scheduler import Scheduler
 from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.native.session import RolloutSession
 from burnish.rollout.stats import RolloutStats
-
-logger = logging.getLogger("burnish.rollout")
+from burnish.rollout.stopping import token_bytes
 
 # On a GPU: small, so that samples share most of their prompt and little is reserved in vain.
 _GPU_BLOCK_SIZE = 32
@@ -56,8 +58,8 @@ class NativeRollout:
     Args:
         model: from `burnish.model.load`. With ``shares_storage`` the very module that is trained; otherwise the
             engine's own, which nobody else writes and ``update_weights`` fills.
-        config: reads max_num_seqs, max_num_batched_tokens, max_model_len, gpu_memory_utilization, enforce_eager,
-            cudagraph_capture_sizes, enable_chunked_prefill.
+        config: reads max_num_seqs, max_num_batched_tokens, max_model_len, prompt_length, response_length,
+            gpu_memory_utilization, enforce_eager, cudagraph_capture_sizes, enable_chunked_prefill, free_cache_engine.
         device: where the model's weights are.
         tokenizer: turns tokens into the text that stop strings are looked for in.
         block_size, num_blocks: of the cache; None chooses. A block is 32 tokens on a GPU. On a CPU it holds a whole
@@ -87,6 +89,8 @@ class NativeRollout:
         self._tokenizer = tokenizer
         if not shares_storage:
             pack_projections(model)
+        if self._device.type == "cpu":
+            cpu_kernels.prepare(model.config.get_text_config().hidden_size)
         self._model_config = model.config
         self._runner = ModelRunner(model, self._device, max_length=self.max_length, universal=universal)
         self._lifecycle = Lifecycle(shares_storage=shares_storage)
@@ -96,7 +100,6 @@ class NativeRollout:
         self._num_blocks = num_blocks
         self._window = window or _WINDOW[self._device.type]
         self._decoder: DecodeRunner | None = None
-        self._addresses: tuple[int, ...] = ()
 
     @property
     def policy_version(self) -> int:
@@ -112,8 +115,10 @@ class NativeRollout:
     def max_length(self) -> int:
         """Tokens of prompt and response together that a sequence may have."""
         config = self._config
-        bound = max_sequence_length(self._model_config, config.max_model_len)
-        return bound or (config.prompt_length or 0) + (config.response_length or 0) or _DEFAULT_LENGTH
+        asked = config.max_model_len
+        if asked is None and config.prompt_length is not None and config.response_length is not None:
+            asked = config.prompt_length + config.response_length
+        return max_sequence_length(self._model_config, asked) or _DEFAULT_LENGTH
 
     @property
     def max_num_seqs(self) -> int:
@@ -138,14 +143,17 @@ class NativeRollout:
             if requests:
                 sequences = [RunningSequence(request, request.sampling or sampling) for request in requests]
                 longest = max(len(s.prompt_ids) + s.sampling.max_new_tokens for s in sequences)
-                generation = self._generation(longest, len(sequences), finish, None)
-                try:
-                    generation.add(sequences)
-                    while not generation.done:
-                        generation.round()
-                except BaseException:
-                    self._free_cache()  # It may hold what must not be read.
-                    raise
+                lengths = [sequence.sampling.max_new_tokens for sequence in sequences]
+                num_steps = max(*lengths, sum(lengths) // self.max_num_seqs)
+                with self._holding_copies(longest, len(sequences), num_steps):
+                    generation = self._generation(longest, len(sequences), finish, None)
+                    try:
+                        generation.add(sequences)
+                        while not generation.done:
+                            generation.round()
+                    except BaseException:
+                        self._free_cache()  # It may hold what must not be read.
+                        raise
                 self.stats = generation.stats
         self.stats.seconds = time.perf_counter() - start
         return [responses[request.request_id] for request in requests]
@@ -170,8 +178,11 @@ class NativeRollout:
         self._lifecycle.abort(request_ids)
 
     def pause(self) -> None:
-        """Stops between two windows, from any thread, and returns once the engine stands still: then ``update_weights`` and
-        ``sleep`` are allowed. What runs keeps its tokens and goes on, with the weights there are then, after ``resume``."""
+        """Stops between two windows, and returns once the engine stands still (at once from a callback).
+
+        Then ``update_weights`` and ``sleep`` are allowed. What runs keeps its tokens and goes on after ``resume``, with the
+        weights there are then.
+        """
         self._lifecycle.pause()
 
     def resume(self) -> None:
@@ -189,6 +200,7 @@ class NativeRollout:
         self._lifecycle.wake_up()
 
     def _free_cache(self) -> None:
+        self._runner.linears.drop()
         if self._decoder is not None:
             self._decoder.cache.free()
 
@@ -196,10 +208,28 @@ class NativeRollout:
         check_requests(
             requests,
             sampling,
-            max_length=max_sequence_length(self._model_config, self._config.max_model_len),
+            max_length=self.max_length,
             vocab_size=self._runner.vocab_size,
             has_tokenizer=self._tokenizer is not None,
         )
+        if any(params.stop for request in requests if (params := request.sampling or sampling)):
+            token_bytes(self._tokenizer)  # Not every tokenizer's tokens can be searched for strings.
+
+    def _holding_copies(self, longest: int, num_sequences: int, num_steps: int | None) -> AbstractContextManager[None]:
+        """Inside, weights are copied for faster products where that pays and the memory holds it.
+
+        Args:
+            num_steps: decode steps that are expected; None is not known.
+        """
+        linears = self._runner.linears
+        if not linears.pays(min(self.max_num_seqs, num_sequences), num_steps):
+            return linears.holding(None)
+        cache = self._ready_decoder(longest).cache
+        blocks = 1 + -(-longest // cache.block_size)
+        one_sequence = blocks * cache.block_size * cache.bytes_per_token
+        if not self._budget.holds_copy(linears.copy_bytes, one_sequence):
+            return linears.holding(None)
+        return linears.holding(PAYS_AFTER if num_steps is None else 0)
 
     def _generation(
         self, longest: int, num_sequences: int, finish: OnFinished, on_tokens: OnTokens | None
@@ -223,6 +253,7 @@ class NativeRollout:
             rows,
             self._lifecycle,
             window=self._window,
+            allocate=partial(self._budget.allocate, cache),
             finish=finish,
             on_tokens=on_tokens,
             tokenizer=self._tokenizer,
@@ -230,14 +261,14 @@ class NativeRollout:
 
     def _allocate(self, cache: PagedCache, longest: int, num_running: int) -> tuple[int, int]:
         """Blocks that the generation may use, and how many sequences may run at once."""
-        budget = MemoryBudget.of(self._runner.model, self._device, self._config.gpu_memory_utilization)
+        budget = self._budget
         limit = budget.cache_bytes(cache.nbytes) // (cache.block_size * cache.bytes_per_token)
         if self._num_blocks is not None:
             limit = min(limit, self._num_blocks)
         each = -(-longest // cache.block_size)
         # The scratch block, a prefix that waits for rows while its first samples run, and room to move sequences.
         spare = 1 + 2 * each
-        budget.check_holds(cache, (1 + each) * cache.block_size, limit * cache.block_size * cache.bytes_per_token)
+        budget.check_holds(cache, longest, limit)
         if each == 1:
             # A sequence never grows out of its block, so none need ever be preempted.
             num_running = max(1, min(num_running, limit - spare))
@@ -255,20 +286,23 @@ class NativeRollout:
             block_size,
             width,
         ):
-            if self._weight_addresses() != self._addresses and decoder.graphs is not None:
-                logger.info("The policy's weights have moved, so decode steps are captured again.")
-                decoder.graphs.clear()
+            decoder.follow_weights()
         else:
             on_cpu = self._device.type == "cpu"
             dtype = self._runner.model.dtype
             cache = PagedCache(self._layers, dtype, self._device, block_size, heads_first=on_cpu)
             state = DecodeState(self._config.max_num_seqs, self._window, width, _NUM_STOPS, self._device)
             decoder = self._decoder = DecodeRunner(self._runner, cache, state, self._graph_sizes())
-        self._addresses = self._weight_addresses()
         return decoder
 
-    def _weight_addresses(self) -> tuple[int, ...]:
-        return tuple(parameter.data_ptr() for parameter in self._runner.model.parameters())
+    @property
+    def _budget(self) -> MemoryBudget:
+        return MemoryBudget.of(
+            self._runner.model,
+            self._device,
+            self._config.gpu_memory_utilization,
+            self._runner.linears.reserved_bytes,
+        )
 
     def _graph_sizes(self) -> list[int] | None:
         if self._device.type != "cuda" or self._config.enforce_eager:

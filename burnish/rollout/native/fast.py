@@ -23,10 +23,10 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from burnish.model.linear import inference_linear
-from burnish.model.projections import GATE_UP, QKV, packed_weight
+from burnish.model.projections import GATE_UP, QKV
 from burnish.rollout.native.kernels import rms_norm, rotate_and_store, silu_mul
 from burnish.rollout.native.paged_cache import PagedCache
+from burnish.rollout.native.prepacked_linear import JointLinear
 
 # Exact classes of: causal LM, backbone, layer, attention, MLP, norm, rotary embedding.
 _FAMILIES: dict[type, tuple[type, ...]] = {
@@ -50,6 +50,11 @@ _FAMILIES: dict[type, tuple[type, ...]] = {
 
 # Those whose angles depend on the position alone; the others change with the longest sequence of a call.
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+# On a CPU a prompt's tokens go through the MLP in parts that stay in a cache: memory of what its first products give, and
+# tokens below which the products themselves get slower.
+_MLP_BYTES = 1 << 22
+_MIN_MLP_TOKENS = 256
 
 # No other activation is among them, nor an adapter's or a quantised layer.
 _PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
@@ -101,6 +106,11 @@ class FastForward:
         self._cos = self._sin = torch.empty(0)
         self.reserve(model.config.max_position_embeddings if max_length is None else max_length)
 
+    @property
+    def products(self) -> list[JointLinear]:
+        """The products with weights in its layers."""
+        return [product for layer in self._layers for product in layer.products]
+
     @classmethod
     def supports(cls, model: nn.Module) -> bool:
         """Whether ``model`` computes exactly what this class does: a known family, unchanged, with whole weights."""
@@ -139,24 +149,34 @@ class FastForward:
             input_ids: int64 [tokens].
             positions: integers [tokens], of each token in its sequence.
         """
+        x, residual, _ = self._run(input_ids, positions, context, self._layers)
+        assert x is not None  # There is a layer.
+        return rms_norm(x, self._norm.weight, self._norm.variance_epsilon, residual)[0]
+
+    @torch.no_grad()
+    def fill(self, input_ids: Tensor, positions: Tensor, context: FastContext) -> None:
+        """As a call, for what it stores alone: the last layer does nothing beyond that."""
+        *before, last = self._layers
+        x, residual, angles = self._run(input_ids, positions, context, before)
+        last.project(last.input_norm(x, residual)[0], angles, context)
+
+    def _run(
+        self, input_ids: Tensor, positions: Tensor, context: FastContext, layers: Sequence["_Layer"]
+    ) -> tuple[Tensor | None, Tensor, "_Angles"]:
+        """The last addition to the residual stream (None without a layer), the stream before it, and the angles."""
         residual = F.embedding(input_ids, self._embedding.weight)
         angles = _Angles(self._cos, self._sin, positions)
         if not residual.is_cuda:
             # Looked up once for all layers; a GPU kernel does it on its way.
             dtype = residual.dtype
             angles = _Angles(self._cos[positions].to(dtype), self._sin[positions].to(dtype), None)
-        x = residual
-        for index, layer in enumerate(self._layers):
-            norm = layer.input_norm
-            if index == 0:
-                x = rms_norm(residual, norm.weight, norm.variance_epsilon)
-            else:
-                x, residual = rms_norm(x, norm.weight, norm.variance_epsilon, residual)
-            x = layer.attend(x, angles, context)
-            norm = layer.mlp_norm
-            x, residual = rms_norm(x, norm.weight, norm.variance_epsilon, residual)
-            x = layer.mlp(x)
-        return rms_norm(x, self._norm.weight, self._norm.variance_epsilon, residual)[0]
+        x: Tensor | None = None
+        for layer in layers:
+            normed, residual = layer.input_norm(x, residual)
+            attended = layer.attend(*layer.project(normed, angles, context), context)
+            normed, residual = layer.mlp_norm(attended, residual)
+            x = layer.mlp(normed)
+        return x, residual, angles
 
 
 class _Angles(NamedTuple):
@@ -173,23 +193,34 @@ class _Layer:
     def __init__(self, layer: Any, index: int) -> None:
         attention = layer.self_attn
         self._index = index
-        self.input_norm = layer.input_layernorm
-        self.mlp_norm = layer.post_attention_layernorm
-        self._qkv = [getattr(attention, name) for name in QKV]
-        self._out = attention.o_proj
-        self._gate_up = [getattr(layer.mlp, name) for name in GATE_UP]
-        self._down = layer.mlp.down_proj
+        self._input_norm, self._mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        qkv = [getattr(attention, name) for name in QKV]
+        self._qkv, self._out = JointLinear(qkv), JointLinear([attention.o_proj])
+        gate_up = [getattr(layer.mlp, name) for name in GATE_UP]
+        self._gate_up, self._down = JointLinear(gate_up), JointLinear([layer.mlp.down_proj])
+        self.products = (self._qkv, self._out, self._gate_up, self._down)
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._norm_eps = 0.0 if self._q_norm is None else self._q_norm.variance_epsilon
         self._head_dim = attention.head_dim
-        self._num_heads, self._num_kv_heads = (p.out_features // self._head_dim for p in self._qkv[:2])
+        self._num_heads, self._num_kv_heads = (p.out_features // self._head_dim for p in qkv[:2])
         self._scaling = attention.scaling
         self._sliding_window = _sliding_window(attention)
 
-    def attend(self, x: Tensor, angles: _Angles, context: FastContext) -> Tensor:
-        """Normed states [tokens, hidden] -> the attention block's addition to the residual stream."""
-        query, key, value = rotate_and_store(
-            _joint_linear(x, self._qkv),
+    def input_norm(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """``residual + x`` [tokens, hidden], normed and as it is; x is None before the first layer."""
+        norm = self._input_norm
+        if x is None:
+            return rms_norm(residual, norm.weight, norm.variance_epsilon), residual
+        return rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+
+    def mlp_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """``residual + x`` [tokens, hidden], normed and as it is."""
+        return rms_norm(x, self._mlp_norm.weight, self._mlp_norm.variance_epsilon, residual)
+
+    def project(self, x: Tensor, angles: _Angles, context: FastContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed states [tokens, hidden] -> rotated queries, keys and values; the latter two are stored."""
+        return rotate_and_store(
+            self._qkv(x),
             angles.cos,
             angles.sin,
             angles.positions,
@@ -202,24 +233,27 @@ class _Layer:
             None if self._k_norm is None else self._k_norm.weight,
             self._norm_eps,
         )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: FastContext) -> Tensor:
+        """What `project` gives -> the attention block's addition to the residual stream, [tokens, hidden]."""
         attended = context.attend_packed(
             self._index, query, key, value, scaling=self._scaling, sliding_window=self._sliding_window
         )
-        return inference_linear(attended, self._out.weight, self._out.bias)
+        return self._out(attended)
 
     def mlp(self, x: Tensor) -> Tensor:
         """Normed states [tokens, hidden] -> the MLP's addition to the residual stream."""
-        return inference_linear(silu_mul(_joint_linear(x, self._gate_up)), self._down.weight, self._down.bias)
+        chunk = self._mlp_chunk(x)
+        if x.shape[0] <= chunk:
+            return self._down(silu_mul(self._gate_up(x)))
+        return torch.cat([self._down(silu_mul(self._gate_up(part))) for part in x.split(chunk)])
 
-
-def _joint_linear(x: Tensor, projections: Sequence[nn.Linear]) -> Tensor:
-    """The outputs of several projections of ``x`` behind each other: one product where their weights are packed."""
-    weight = packed_weight([projection.weight for projection in projections])
-    biases = [projection.bias for projection in projections if projection.bias is not None]
-    bias = packed_weight(biases) if biases else None
-    if weight is None or (biases and bias is None):
-        return torch.cat([inference_linear(x, p.weight, p.bias) for p in projections], dim=-1)
-    return inference_linear(x, weight, bias)
+    def _mlp_chunk(self, x: Tensor) -> int:
+        """Tokens that go through the MLP at once: what is between its products is its largest tensor."""
+        if x.is_cuda:
+            return x.shape[0]
+        fits = _MLP_BYTES // (self._gate_up.out_features * x.element_size())
+        return max(_MIN_MLP_TOKENS, fits)
 
 
 def _used_layers(backbone: Any) -> list[nn.Module]:

@@ -1,7 +1,9 @@
 """Rounds of admitting, prefilling, decoding and releasing until every request is answered."""
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,25 @@ OnTokens = Callable[[str, list[int], list[float]], None]
 _REASONS: dict[int, FinishReason] = {Status.STOP: "stop", Status.LENGTH: "length"}
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Thousands of new lists would make Python look for garbage cycles among millions of token ids, again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Generation:
     """What runs and waits in one call of ``generate``, or in one session.
 
     Args:
         window: decode steps between two looks of the host. A sequence that ends inside a window leaves its row idle to
             the window's end.
+        allocate: makes that many blocks of the cache again, after they were freed while paused.
         finish: receives each response as soon as it is finished.
         on_tokens: receives (request id, token ids, log-probs) of every window.
         tokenizer: for stop strings.
@@ -43,6 +58,7 @@ class Generation:
         lifecycle: Lifecycle,
         *,
         window: int,
+        allocate: Callable[[int], None],
         finish: Callable[[RolloutResponse], None],
         on_tokens: OnTokens | None = None,
         tokenizer: Any = None,
@@ -50,9 +66,9 @@ class Generation:
         self._runner, self._decoder, self._scheduler, self._rows = runner, decoder, scheduler, rows
         self._lifecycle, self._window, self._finish, self._on_tokens = lifecycle, window, finish, on_tokens
         self._tokenizer = tokenizer
-        self._num_blocks = decoder.cache.num_blocks
+        self._num_blocks, self._allocate = decoder.cache.num_blocks, allocate
         self._stops: dict[RunningSequence, StopStrings] = {}
-        self._version = lifecycle.policy_version
+        self._version, self._num_updates = lifecycle.policy_version, lifecycle.num_updates
         self.stats = RolloutStats(cache_bytes=decoder.cache.nbytes)
 
     @property
@@ -69,10 +85,17 @@ class Generation:
         self._scheduler.add(sequences)
         self.stats.num_prompt_tokens += sum(len(sequence.prompt_ids) for sequence in sequences)
 
-    def round(self) -> None:
-        """Refills free rows, then decodes a window."""
+    def round(self, arrivals: Callable[[], Sequence[RunningSequence]] = tuple) -> None:
+        """Refills free rows, then decodes a window.
+
+        Args:
+            arrivals: gives the sequences that came since the last round.
+        """
         self._stand_still_while_paused()
-        self._abort()
+        aborted = self._lifecycle.take_aborts()
+        # Afterwards, so that whoever was added and aborted meanwhile has arrived.
+        self.add(arrivals())
+        self._abort(aborted)
         self._admit()
         if len(self._rows):
             self._decode()
@@ -127,7 +150,7 @@ class Generation:
         needs = [(rows.sequences[row], int(needed[row])) for row in short]
         preempted = self._scheduler.grow(needs)
         for row in short:
-            rows.set_blocks(row)
+            rows.add_blocks(row)
         if preempted:
             self._requeue(preempted)
 
@@ -191,7 +214,8 @@ class Generation:
 
     def _answer(self, ended: dict[int, tuple[FinishReason, int | str | None]]) -> None:
         """Releases the rows and hands out their responses."""
-        sequences = self._rows.remove(list(ended), self._version)
+        with _without_collection():
+            sequences = self._rows.remove(list(ended), self._version)
         self._scheduler.release(sequences)
         for sequence, (reason, stop_reason) in zip(sequences, ended.values(), strict=True):
             self._respond(sequence, reason, stop_reason)
@@ -215,9 +239,8 @@ class Generation:
             )
         )
 
-    def _abort(self) -> None:
+    def _abort(self, request_ids: set[str]) -> None:
         """Answers the requests whose abortion was asked for."""
-        request_ids = self._lifecycle.take_aborts()
         if not request_ids:
             return
         waiting = self._scheduler.take_waiting(request_ids)
@@ -232,7 +255,10 @@ class Generation:
         """Lets an update happen; after it everything that was computed with the old weights is computed again."""
         if not self._lifecycle.stand_still_while_paused():
             return
-        if self._lifecycle.policy_version != self._version or not self._decoder.cache.num_blocks:
+        # Others may have written the weights: copies of them are made anew.
+        self._runner.linears.drop()
+        self._decoder.follow_weights()
+        if self._lifecycle.num_updates != self._num_updates or not self._decoder.cache.num_blocks:
             self.forget_cache()
 
     def forget_cache(self) -> None:
@@ -242,8 +268,8 @@ class Generation:
             self._requeue(running)
         self._scheduler.drop_prefixes()
         if not self._decoder.cache.num_blocks:
-            self._decoder.cache.allocate(self._num_blocks)
-        self._version = self._lifecycle.policy_version
+            self._allocate(self._num_blocks)
+        self._version, self._num_updates = self._lifecycle.policy_version, self._lifecycle.num_updates
 
     def _raise_non_finite(self, rows: Iterable[int]) -> None:
         broken = {self._rows.sequences[row]: row for row in rows}

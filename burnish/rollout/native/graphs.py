@@ -13,11 +13,11 @@ Variant = tuple[int, bool, bool]
 
 
 def default_sizes(max_rows: int) -> list[int]:
-    """Batch sizes that are captured: fine enough that a batch that shrinks is never padded by more than a seventh."""
+    """Batch sizes that are captured: fine enough that a batch that shrinks is never padded by more than a quarter."""
     sizes, size = [], 1
     while size < max_rows:
         sizes.append(size)
-        # 1, 2, 3, 4, then steps of an eighth, in multiples that matrix products like.
+        # Steps of an eighth to a quarter, later even ones, in multiples that matrix products like.
         size += max(1, 1 << max(0, size.bit_length() - 3)) if size < 128 else 32 if size < 512 else 64
     return [*sizes, max_rows]
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from burnish.model.attention import PackedContext
 from burnish.model.policy import backbone_of
 from burnish.rollout.native.paged_cache import LayerShape, PagedCache
+from burnish.utils import env
 from burnish.utils.errors import ModelError, RolloutError
 
 _KEY = "rollout.gpu_memory_utilization"
@@ -61,10 +62,10 @@ class MemoryBudget:
     weight_bytes: int
 
     @classmethod
-    def of(cls, model: nn.Module, device: torch.device, fraction: float) -> "MemoryBudget":
-        """The budget beside this model's weights."""
+    def of(cls, model: nn.Module, device: torch.device, fraction: float, copy_bytes: int = 0) -> "MemoryBudget":
+        """The budget beside this model's weights, and ``copy_bytes`` of copies of them."""
         parameters = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
-        return cls(device, fraction, sum(parameters.values()))
+        return cls(device, fraction, sum(parameters.values()) + copy_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -87,13 +88,27 @@ class MemoryBudget:
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return min(share, int(0.95 * free))
 
-    def check_holds(self, cache: PagedCache, num_tokens: int, budget: int) -> None:
-        """A sequence of ``num_tokens`` must fit.
+    def holds_copy(self, copy_bytes: int, cache_bytes: int) -> bool:
+        """Whether a second copy of the weights for a computer's CPU is worth its memory beside the cache.
+
+        It takes a quarter of what the cache could have at most, and no more than half of what the computer has left, since
+        training keeps gradients and an optimizer's state in the same memory.
+
+        Args:
+            cache_bytes: what the cache needs at least.
+        """
+        available = env.available_memory()
+        room = self.cache_bytes(0)
+        return copy_bytes <= min(room // 4, room - cache_bytes) and (available is None or copy_bytes <= available // 2)
+
+    def check_holds(self, cache: PagedCache, num_tokens: int, num_blocks: int) -> None:
+        """A sequence of ``num_tokens`` must fit into ``num_blocks``, the scratch block among them.
 
         Raises:
             RolloutError: it does not; the message says by which keys it would.
         """
-        need = num_tokens * cache.bytes_per_token
+        block_bytes = cache.block_size * cache.bytes_per_token
+        need, budget = (1 + -(-num_tokens // cache.block_size)) * block_bytes, num_blocks * block_bytes
         if need <= budget:
             return
         fraction = (self.weight_bytes + need) / self.total_bytes

@@ -12,6 +12,10 @@ SCRATCH_BLOCK = 0
 """Never given to a sequence: rows that only fill up a captured batch write their key and value there."""
 
 
+LAYOUT_SIZE = 9
+"""Numbers that say where one layer's keys and values are."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What one layer stores of a token."""
@@ -36,6 +40,8 @@ class PagedCache:
 
     Attributes:
         addresses: int64 [layers, 2] on the device, where each layer's keys and values begin; zeros while nothing is allocated.
+        layouts: int64 [layers, LAYOUT_SIZE] on the host, for compiled kernels: address and strides (block, token, head) of a
+            layer's keys, the same of its values, and the block size.
         num_blocks: blocks that exist now, the scratch block included; 0 after `free`.
     """
 
@@ -55,6 +61,7 @@ class PagedCache:
         self.block_size = block_size
         self.num_blocks = 0
         self.addresses = torch.zeros(len(self.layers), 2, dtype=torch.int64, device=device)
+        self.layouts = torch.zeros(len(self.layers), LAYOUT_SIZE, dtype=torch.int64)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -79,6 +86,9 @@ class PagedCache:
             self._values.append(self._zeros(num_blocks, layer.num_kv_heads, layer.value_dim))
         pairs = [(key.data_ptr(), value.data_ptr()) for key, value in zip(self._keys, self._values, strict=True)]
         self.addresses.copy_(torch.tensor(pairs, dtype=torch.int64))
+        both = zip(self._keys, self._values, strict=True)
+        rows = [[k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3], self.block_size] for k, v in both]
+        self.layouts.copy_(torch.tensor(rows, dtype=torch.int64))
 
     def key(self, layer: int) -> Tensor:
         """[num_blocks, block_size, num_kv_heads, key_dim]."""

@@ -4,7 +4,7 @@ A window is a number of decode steps that the device makes without the host. Bef
 the host reads which tokens each row got and why it ended.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnish.rollout.native.paged_cache import SCRATCH_BLOCK
 from burnish.rollout.native.sampler import stream_key
 from burnish.rollout.native.scheduler import Sequence as RunningSequence
 
@@ -125,7 +126,7 @@ class Rows:
     Args:
         num_rows: the most at once.
         table_width: blocks of the longest sequence.
-        max_new_tokens: tokens that any of them may sample.
+        max_new_tokens: tokens that any of them may sample, at most.
     """
 
     def __init__(self, num_rows: int, table_width: int, max_new_tokens: int) -> None:
@@ -140,7 +141,8 @@ class Rows:
         self._free_slots = list(range(num_rows))[::-1]
         self._counts = np.zeros(num_rows, dtype=np.int64)
         self._width = max_new_tokens
-        first = min(max_new_tokens, 256)
+        # Pages that no response reaches are never touched.
+        first = min(max_new_tokens, 4096)
         self._token_ids: np.ndarray = np.zeros((num_rows, first), dtype=np.int32)
         self._log_probs: np.ndarray = np.zeros((num_rows, first), dtype=np.float32)
         self._truncated: np.ndarray = np.zeros((num_rows, first), dtype=np.float32)
@@ -186,44 +188,44 @@ class Rows:
         """Stop tokens that any row may have."""
         return self._stops.shape[1]
 
-    def append(self, sequences: Iterable[RunningSequence]) -> None:
+    def append(self, sequences: Sequence[RunningSequence]) -> None:
         """New rows at the end."""
-        for sequence in sequences:
-            row, sampling, done = len(self.sequences), sequence.sampling, len(sequence.token_ids)
-            self.sequences.append(sequence)
-            values = {
-                "tokens": sequence.token_ids[-1] if done else sequence.prompt_ids[-1],
-                "lengths": sequence.num_cached,
-                "remaining": sampling.max_new_tokens - done,
-                "min_remaining": max(0, sampling.min_new_tokens - done),
-                "keys": stream_key(sampling.seed, sequence.request.uid, sequence.request.sample_index),
-                "temperature": 0.0 if sampling.greedy else sampling.temperature,
-                "top_k": 0 if sampling.greedy else max(0, sampling.top_k),
-                "top_p": 1.0 if sampling.greedy else sampling.top_p,
-                "min_p": 0.0 if sampling.greedy else sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty,
-                "status": Status.RUNNING,
-            }
-            for name, value in values.items():
-                self._arrays[name][row] = value
+        if not sequences:
+            return
+        first, end = len(self), len(self) + len(sequences)
+        self.sequences += sequences
+        for (name, _, _), column in zip(_FIELDS, zip(*map(_row_values, sequences), strict=True), strict=True):
+            self._arrays[name][first:end] = column
+        for row, sequence in enumerate(sequences, first):
             self._slots[row] = self._free_slots.pop()
-            self._counts[row] = 0
-            self._truncates[row] = sampling.truncates
-            self._set_stops(row, sampling.end_token_ids)
+            self._set_stops(row, sequence.sampling.end_token_ids)
             self.set_blocks(row)
-            self._seen_changed = True
+        self._counts[first:end] = 0
+        self._truncates[first:end] = [sequence.sampling.truncates for sequence in sequences]
+        self._seen_changed = True
 
     def _set_stops(self, row: int, ids: Sequence[int]) -> None:
         missing = len(ids) - self.num_stops
         if missing > 0:
             self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
         self._stops[row] = -1
-        self._stops[row, : len(ids)] = ids
+        if ids:
+            self._stops[row, : len(ids)] = ids
 
     def set_blocks(self, row: int) -> None:
         """Takes over the blocks that the row's sequence has now."""
+        self._write_blocks(row, 0)
+        # A row that has ended stays idle to the window's end and goes on writing one place behind its tokens. Where that
+        # is behind its blocks, it must be the scratch block and not one that another sequence got since.
+        self._tables[row, len(self.sequences[row].blocks) :] = SCRATCH_BLOCK
+
+    def add_blocks(self, row: int) -> None:
+        """Takes over the blocks that the row's sequence got since."""
+        self._write_blocks(row, int(self._num_blocks[row]))
+
+    def _write_blocks(self, row: int, first: int) -> None:
         blocks = self.sequences[row].blocks
-        self._tables[row, : len(blocks)] = blocks
+        self._tables[row, first : len(blocks)] = blocks[first:]
         self._num_blocks[row] = len(blocks)
 
     def remove(self, rows: Sequence[int], policy_version: int) -> list[RunningSequence]:
@@ -253,21 +255,26 @@ class Rows:
 
     def upload(self, state: DecodeState, num_rows: int) -> None:
         """Makes ``state`` say what the arrays say; rows up to ``num_rows`` that hold no sequence are idle."""
-        count, width = len(self), int(self._num_blocks[: len(self)].max())
+        count = len(self)
+        # With one entry behind the last block: see `set_blocks`.
+        width = min(int(self._num_blocks[:count].max()) + 1, self._tables.shape[1])
         for name, _, idle in _FIELDS:
             self._arrays[name][count:num_rows] = idle
             getattr(state, name)[:num_rows].copy_(torch.from_numpy(self._arrays[name][:num_rows]))
         self._tables[count:num_rows] = 0
         state.block_tables[:num_rows, :width].copy_(torch.from_numpy(self._tables[:num_rows, :width]))
         state.stop_ids[:num_rows, : self.num_stops].copy_(torch.from_numpy(self._stops[:num_rows]))
+        # The state outlives these rows, and may have had sequences with more of them.
+        state.stop_ids[:num_rows, self.num_stops :] = -1
         state.step.zero_()
-        if state.seen is not None and self._seen_changed:
+        # Only then: once a row has had a penalty, the state has room for what rows have seen for good.
+        if self.penalises and state.seen is not None and self._seen_changed:
             self._upload_seen(state.seen)
             self._seen_changed = False
 
     def _upload_seen(self, seen: Tensor) -> None:
+        seen[: len(self)] = False
         for row, sequence in enumerate(self.sequences):
-            seen[row] = False
             if sequence.sampling.repetition_penalty != 1:
                 slot, count = self._slots[row], self._counts[row]
                 sampled = self._token_ids[slot, :count].astype(np.int64)
@@ -345,3 +352,20 @@ class Rows:
         self._token_ids, self._log_probs, self._truncated = (
             np.pad(buffer, ((0, 0), (0, missing))) for buffer in (self._token_ids, self._log_probs, self._truncated)
         )
+
+
+def _row_values(sequence: RunningSequence) -> tuple[float, ...]:
+    """What a sequence that starts has in each of `_FIELDS`."""
+    sampling, num_sampled = sequence.sampling, len(sequence.token_ids)
+    truncation = (0, 1.0, 0.0) if sampling.greedy else (max(0, sampling.top_k), sampling.top_p, sampling.min_p)
+    return (
+        sequence.token_ids[-1] if num_sampled else sequence.prompt_ids[-1],
+        sequence.num_cached,
+        sampling.max_new_tokens - num_sampled,
+        max(0, sampling.min_new_tokens - num_sampled),
+        stream_key(sampling.seed, sequence.request.uid, sequence.request.sample_index),
+        0.0 if sampling.greedy else sampling.temperature,
+        *truncation,
+        sampling.repetition_penalty,
+        Status.RUNNING,
+    )

@@ -1,5 +1,6 @@
 """The model's two calls: prefill chunks of prompts, and a window of decode steps of every running row."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,12 @@ from burnish.rollout.native.fast import FastForward
 from burnish.rollout.native.graphs import DecodeGraphs, Variant
 from burnish.rollout.native.kernels.advance import advance
 from burnish.rollout.native.paged_cache import PagedCache
+from burnish.rollout.native.prepacked_linear import JointLinear, PrepackedLinears
 from burnish.rollout.native.rows import DecodeState
 from burnish.rollout.native.sampler import Draw, SamplingRows, draw
 from burnish.rollout.native.scheduler import PrefillChunk
+
+logger = logging.getLogger("burnish.rollout")
 
 # Elements of one chunk of fp32 logits. On a GPU 128 MiB: it stays allocated for the captured graphs while others train.
 _LOGIT_ELEMENTS = {"cuda": 1 << 25, "cpu": 1 << 25}
@@ -43,6 +47,9 @@ class ModelRunner:
         self._transform = logit_transform(model.config)
         fast = FastForward.supports(model) and not universal
         self._fast = FastForward(model, max_length) if fast else None
+        self._head = JointLinear([model.get_output_embeddings()])
+        self.linears = PrepackedLinears([*(self._fast.products if self._fast is not None else ()), self._head])
+        """The copies of the weights of its products."""
 
     @property
     def is_fast(self) -> bool:
@@ -71,8 +78,12 @@ class ModelRunner:
 
     def prefill(self, cache: PagedCache, chunks: Sequence[PrefillChunk]) -> None:
         """Writes the chunks' keys and values into their blocks."""
+        self.linears.begin_pass()
         context = PrefillContext(cache, chunks)
-        self._hidden(context.input_ids[None], context.positions[None], context)
+        if self._fast is not None:
+            self._fast.fill(context.input_ids, context.positions, context)
+        else:
+            self._hidden(context.input_ids[None], context.positions[None], context)
 
     def decode_step(
         self, cache: PagedCache, state: DecodeState, num_rows: int, truncates: bool, penalises: bool
@@ -85,6 +96,7 @@ class ModelRunner:
             truncates: some row draws from another distribution than its softmax.
             penalises: some row has a repetition penalty.
         """
+        self.linears.begin_pass()
         lengths = state.lengths[:num_rows]
         context = DecodeContext(cache, lengths, state.block_tables[:num_rows])
         hidden = self._hidden(state.tokens[:num_rows, None], lengths[:, None], context)
@@ -107,11 +119,12 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] of states [rows, hidden], by the head that training uses.
 
-        The model's own head would round them to its dtype: in bf16 by up to 0.06 for a logit of 20, on every token that
-        is then compared with its log-prob in training.
+        On a GPU the model's own head would round them to its dtype: in bf16 by up to 0.06 for a logit of 20, on every
+        token that is then compared with its log-prob in training.
         """
         head: Any = self.model.get_output_embeddings()
-        return head_logits(hidden, head.weight, getattr(head, "bias", None), self._transform)
+        bias = getattr(head, "bias", None)
+        return head_logits(hidden, head.weight, bias, self._transform, prepacked=self._head.prepacked)
 
     def _draw(self, hidden: Tensor, rows: SamplingRows, truncates: bool) -> Draw:
         """In chunks of rows, so that the logits of all rows never exist at once."""
@@ -143,8 +156,17 @@ class DecodeRunner:
     def __init__(self, runner: ModelRunner, cache: PagedCache, state: DecodeState, sizes: Sequence[int] | None) -> None:
         self._runner, self.cache, self.state = runner, cache, state
         self.graphs: DecodeGraphs | None = None
+        self._addresses = tuple(parameter.data_ptr() for parameter in runner.model.parameters())
         if sizes is not None:
             self.graphs = DecodeGraphs(self._step, state.make_idle, sizes, type(runner.model).__name__)
+
+    def follow_weights(self) -> None:
+        """Forgets the graphs if the weights have moved since they were captured."""
+        addresses = tuple(parameter.data_ptr() for parameter in self._runner.model.parameters())
+        if self.graphs is not None and addresses != self._addresses:
+            logger.info("The policy's weights have moved, so decode steps are captured again.")
+            self.graphs.clear()
+        self._addresses = addresses
 
     def padded(self, num_rows: int) -> int:
         """Rows that a step computes for ``num_rows``."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from burnish.rollout.base import SamplingParams
+from burnish.rollout.native.kernels.cpu import compiled_for
 from burnish.rollout.native.truncation import first_largest, keep_largest, penalize, truncation_mask
 
 __all__ = ["Draw", "SamplingRows", "draw", "sample", "stream_key", "truncation_mask", "uniforms"]
@@ -73,15 +74,20 @@ def draw(logits: Tensor, rows: SamplingRows, *, truncates: bool) -> Draw:
         truncates: False promises that every row draws from softmax(logits / temperature) or greedily: only ``keys``,
             ``positions`` and ``temperature`` are read then.
     """
-    logits = logits.float()
     if logits.is_cuda:
         from burnish.rollout.native.kernels.gpu import sampling as gpu
 
-        return gpu.draw(logits, rows, truncates=truncates)
+        return gpu.draw(logits.float(), rows, truncates=truncates)
     num_rows, vocab = logits.shape
     chunk = max(1, _MAX_CHUNK_ELEMENTS // vocab)
+    compiled, plain = compiled_for(logits), None
+    if compiled is not None and (num_rows <= chunk or not truncates):
+        plain = compiled.draw(logits, rows.keys, rows.positions, rows.temperature)
+    if plain is not None and not truncates:
+        return Draw(*plain, None)
     if num_rows <= chunk:
-        return _draw_truncated(logits, rows) if truncates else _draw(logits, rows)
+        drawn = _draw_truncated(logits.float(), rows) if truncates else _draw(logits.float(), rows)
+        return drawn if plain is None else _with_plain_rows(drawn, rows, *plain)
     parts = [
         draw(logits[start : start + chunk], _slice_rows(rows, start, start + chunk), truncates=truncates)
         for start in range(0, num_rows, chunk)
@@ -92,6 +98,16 @@ def draw(logits: Tensor, rows: SamplingRows, *, truncates: bool) -> Draw:
         torch.cat([part.log_probs for part in parts]),
         torch.cat(truncated) if truncated else None,
     )
+
+
+def _with_plain_rows(drawn: Draw, rows: SamplingRows, tokens: Tensor, log_probs: Tensor) -> Draw:
+    """``drawn``, but where nothing truncates the row's token and log-prob are the given ones, to the bit those that it
+    gets in a batch in which nothing truncates."""
+    greedy = rows.temperature == 0
+    whole = greedy | ((rows.top_k <= 0) & (rows.top_p >= 1) & (rows.min_p <= 0))
+    whole &= (rows.repetition_penalty == 1) & rows.may_stop
+    chosen = zip((tokens, log_probs, log_probs), drawn, strict=True)
+    return Draw(*(None if there is None else torch.where(whole, here, there) for here, there in chosen))  # type: ignore[arg-type]
 
 
 def _slice_rows(rows: SamplingRows, start: int, end: int) -> SamplingRows:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -39,6 +40,7 @@ class RolloutSession:
         self._stack.enter_context(engine._lifecycle.generating())
         try:
             self._stack.enter_context(engine._runner.inference())
+            self._stack.enter_context(engine._holding_copies(engine.max_length, engine.max_num_seqs, None))
             self._generation = engine._generation(engine.max_length, engine.max_num_seqs, self._finish, self._on_tokens)
         except BaseException:
             self._stack.close()
@@ -71,21 +73,21 @@ class RolloutSession:
             if taken:
                 raise RolloutError(f"Request {min(taken)!r} is running already; every request needs an id of its own.")
             self._names.update(names)
-        engine._lifecycle.enlist(names)
-        self._inbox.extend(RunningSequence(request, request.sampling) for request in requests if request.sampling)
+        arrived = [RunningSequence(request, request.sampling) for request in requests if request.sampling]
+        engine._lifecycle.enlist(names, partial(self._inbox.extend, arrived))
 
     def step(self) -> bool:
-        """One round: prefill what fits, a window of decode steps, callbacks.
+        """One round: prefill what fits, a window of decode steps, callbacks. Where it raises, the session is to be closed.
 
         Returns:
             False when nothing runs and nothing waits.
         """
         assert self._generation is not None, "a session is used inside its with block"
-        arrived = [self._inbox.popleft() for _ in range(len(self._inbox))]
-        if arrived:
-            self._generation.add(arrived)
-        self._generation.round()
+        self._generation.round(self._take_inbox)
         return not (self._generation.done and not self._inbox)
+
+    def _take_inbox(self) -> list[RunningSequence]:
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]
 
     def _finish(self, response: RolloutResponse) -> None:
         with self._lock:

@@ -21,8 +21,19 @@ BACKENDS = [
 ]
 on_every_backend: Callable = pytest.mark.parametrize(("device", "dtype"), BACKENDS)
 
+on_both_cpu_backends: Callable = pytest.mark.usefixtures("cpu_backend")
+"""In plain torch and compiled."""
+
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of values of size one."""
+
+
+def assert_rounded_alike(mine: Tensor, theirs: Tensor, cpu_backend: str) -> None:
+    """To the bit; but compiled, fp32 sums and exponentials may differ in their last bits, which bf16 does not show."""
+    if cpu_backend == "compiled" and mine.dtype == torch.float32:
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    else:
+        assert torch.equal(mine, theirs)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Tensor:

@@ -6,6 +6,7 @@ from tests.rollout.kernels.cases import (
     TOLERANCE,
     naive_attention,
     normal,
+    on_both_cpu_backends,
     on_every_backend,
     random_cache,
     random_tables,
@@ -24,6 +25,7 @@ LENGTHS = [1, 3, 4, 5, 8, 9, 17]
 """Blocks hold 4 tokens: one token, just below, at and past a border."""
 
 
+@on_both_cpu_backends
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize("heads_first", [False, True])
@@ -36,6 +38,7 @@ def test_it_is_the_formula_over_random_blocks(heads, limits, heads_first):
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@on_both_cpu_backends
 @pytest.mark.parametrize("dim", [16, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
@@ -53,6 +56,7 @@ def test_blocks_that_follow_each_other_are_read_where_they_lie(dim, dtype, limit
     torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@on_both_cpu_backends
 @pytest.mark.parametrize("blocks", [[3, 4, 6], [4, 3, 5], [7, 7, 8]], ids=str)
 def test_other_blocks_are_gathered(blocks):
     cache = random_cache(1, 16)
@@ -64,6 +68,7 @@ def test_other_blocks_are_gathered(blocks):
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@on_both_cpu_backends
 def test_rows_do_not_see_each_other():
     cache = random_cache(2, 16)
     tables, lengths = random_tables(LENGTHS, 4, 24)

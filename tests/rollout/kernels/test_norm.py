@@ -5,20 +5,21 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from burnish.rollout.native.kernels import rms_norm
 from burnish.rollout.native.kernels.norm import rms_norm_torch
-from tests.rollout.kernels.cases import TOLERANCE, normal, on_every_backend
+from tests.rollout.kernels.cases import TOLERANCE, assert_rounded_alike, normal, on_both_cpu_backends, on_every_backend
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [16, 80, 576])
-def test_it_rounds_as_llamas_norm_does(dtype, hidden):
+def test_it_rounds_as_llamas_norm_does(cpu_backend, dtype, hidden):
     x, module = 3 * normal(5, hidden, dtype=dtype), LlamaRMSNorm(hidden, eps=1e-5)
     module.weight.data = normal(hidden, dtype=dtype, seed=1)
     with torch.no_grad():
-        assert torch.equal(rms_norm(x, module.weight, 1e-5), module(x))
+        assert_rounded_alike(rms_norm(x, module.weight, 1e-5), module(x), cpu_backend)
 
 
+@on_both_cpu_backends
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_residual_is_added_in_the_dtype_and_returned(dtype):
     x, residual, weight = (normal(5, 64, dtype=dtype, seed=seed) for seed in range(3))
@@ -30,6 +31,7 @@ def test_a_residual_is_added_in_the_dtype_and_returned(dtype):
     assert torch.equal(residual, before[1])
 
 
+@on_both_cpu_backends
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_offset_is_gemmas_norm(dtype):
     x, module = normal(5, 64, dtype=dtype), GemmaRMSNorm(64, eps=1e-6)
@@ -38,6 +40,7 @@ def test_an_offset_is_gemmas_norm(dtype):
         torch.testing.assert_close(rms_norm(x, module.weight, 1e-6, offset=1.0), module(x), rtol=0, atol=1e-6)
 
 
+@on_both_cpu_backends
 def test_it_is_the_formula():
     x, weight = normal(7, 33), normal(33, seed=1)
     wide = x.double()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from burnish.rollout.native.kernels import gather, store
-from tests.rollout.kernels.cases import fill, normal, on_every_backend, random_cache
+from tests.rollout.kernels.cases import fill, normal, on_both_cpu_backends, on_every_backend, random_cache
 
 PLACES = [3, 95, 0, 17, 16, 40, 41]
 
@@ -27,6 +27,7 @@ def check(store, gather, cache, places):
         assert torch.equal(cache.value(layer), before[layer][1])
 
 
+@on_both_cpu_backends
 @pytest.mark.parametrize("dims", [(16, 16), (80, 48)])
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_what_is_stored_is_read_back(dims, heads_first):

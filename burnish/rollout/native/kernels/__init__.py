@@ -1,6 +1,7 @@
-"""The operations of a decode step, each once in Triton for a GPU and once in plain torch for a CPU.
+"""The operations of a decode step, each once in Triton for a GPU, once in C++ for a CPU and once in plain torch.
 
-A function here looks where its tensors are. The Triton kernels lie in ``gpu/``, which is imported with the first CUDA
+A function here looks where its tensors are. The C++ lies in ``cpu/`` and is compiled on the machine, where that is possible
+and pays; elsewhere plain torch does the same. The Triton kernels lie in ``gpu/``, which is imported with the first CUDA
 tensor. They run inside captured graphs: no host synchronisation, static shapes, and the cache's memory is found through
 ``cache.addresses``.
 """

@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from burnish.rollout.native.kernels.cpu import compiled_for
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up``, silu rounded to the dtype before the product, as Hugging Face's MLPs do.
@@ -17,6 +19,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from burnish.rollout.native.kernels.gpu import activation
 
         return activation.silu_mul(gate_up)
+    compiled = compiled_for(gate_up)
+    if compiled is not None and (result := compiled.silu_mul(gate_up)) is not None:
+        return result
     return silu_mul_torch(gate_up)
 
 

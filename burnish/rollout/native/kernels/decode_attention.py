@@ -1,10 +1,13 @@
 """Attention of one new token of each sequence to the sequence's tokens in the paged cache."""
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.model.attention import softcapped_attention
+from burnish.rollout.native.kernels.cpu import compiled_for
 from burnish.rollout.native.kernels.store import gather_torch
 from burnish.rollout.native.paged_cache import PagedCache
 
@@ -56,6 +59,20 @@ def decode_attention(
             softcap=softcap,
             num_splits=num_splits,
         )
+    compiled = compiled_for(query)
+    if compiled is not None:
+        output = compiled.decode_attention(
+            query,
+            cache,
+            layer,
+            block_tables,
+            lengths,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+        )
+        if output is not None:
+            return output
     if step is None:
         step = DecodeStep(block_tables, lengths, cache.block_size)
     return decode_attention_torch(
@@ -71,23 +88,26 @@ def num_splits_for(rows: int, num_kv_heads: int, longest: int, num_multiprocesso
 
 
 class DecodeStep:
-    """What all layers of one decode step share in plain torch; the two tensors must not change meanwhile.
-
-    Attributes:
-        longest: the largest of ``lengths``.
-        first_block: where the blocks of the rows begin if they follow each other and each holds a whole sequence; then
-            keys and values are read where they lie. Else None: they are gathered.
-    """
+    """What all layers of one decode step share in plain torch; the two tensors must not change meanwhile."""
 
     def __init__(self, block_tables: Tensor, lengths: Tensor, block_size: int) -> None:
         self.block_tables = block_tables
         self.lengths = lengths
-        self.longest = int(lengths.max())
-        self.first_block = _first_of_dense(block_tables[:, 0]) if self.longest <= block_size else None
         self._block_size = block_size
         self._visible: dict[int | None, Tensor] = {}
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
         self._places: Tensor | None = None
+
+    @cached_property
+    def longest(self) -> int:
+        """The largest of ``lengths``."""
+        return int(self.lengths.max())
+
+    @cached_property
+    def first_block(self) -> int | None:
+        """Where the blocks of the rows begin if they follow each other and each holds a whole sequence; then keys and
+        values are read where they lie. Else None: they are gathered."""
+        return _first_of_dense(self.block_tables[:, 0]) if self.longest <= self._block_size else None
 
     def cached(self, cache: PagedCache, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [rows, longest, num_kv_heads, dim]; past a row's end they are anything, but finite."""

@@ -4,6 +4,8 @@ from typing import overload
 
 from torch import Tensor
 
+from burnish.rollout.native.kernels.cpu import compiled_for
+
 
 @overload
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: None = None, offset: float = 0.0) -> Tensor: ...
@@ -31,6 +33,9 @@ def rms_norm(
         from burnish.rollout.native.kernels.gpu import norm
 
         return norm.rms_norm(x, weight, eps, residual, offset)
+    compiled = compiled_for(x)
+    if compiled is not None and (result := compiled.rms_norm(x, weight, eps, residual, offset)) is not None:
+        return result
     return rms_norm_torch(x, weight, eps, residual, offset)
 
 

@@ -6,6 +6,7 @@ Per-head RMS norm (Qwen3), rotary embedding (arXiv:2104.09864, in the half-split
 import torch
 from torch import Tensor
 
+from burnish.rollout.native.kernels.cpu import compiled_for
 from burnish.rollout.native.kernels.store import store_torch
 from burnish.rollout.native.paged_cache import PagedCache
 
@@ -44,15 +45,24 @@ def rotate_and_store(
     """
     if (q_norm is None) != (k_norm is None):
         raise ValueError("rotate_and_store was given one of q_norm and k_norm alone; give both or neither.")
-    arguments = (qkv, cos, sin, positions, cache, layer, places, num_heads, num_kv_heads, q_norm, k_norm, eps)
     if qkv.is_cuda:
         from burnish.rollout.native.kernels.gpu import rotary
 
-        rotary.rotate_and_store(*arguments)
+        rotary.rotate_and_store(
+            qkv, cos, sin, positions, cache, layer, places, num_heads, num_kv_heads, q_norm, k_norm, eps
+        )
     else:
-        rotate_and_store_torch(*arguments)
+        if positions is not None:
+            cos, sin = cos[positions], sin[positions]
+        arguments = (cache, layer, places, num_heads, num_kv_heads, q_norm, k_norm, eps)
+        if cos.dtype != qkv.dtype:
+            cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
+        compiled = compiled_for(qkv)
+        if compiled is None or not compiled.rotate_and_store(qkv, cos, sin, *arguments):
+            rotate_and_store_torch(qkv, cos, sin, None, *arguments)
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
-    return heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
+    return query, key, value
 
 
 def rotate_and_store_torch(

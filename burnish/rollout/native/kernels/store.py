@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from burnish.rollout.native.kernels.cpu import compiled_for
 from burnish.rollout.native.paged_cache import PagedCache
 
 
@@ -17,7 +18,9 @@ def store(cache: PagedCache, layer: int, places: Tensor, key: Tensor, value: Ten
         from burnish.rollout.native.kernels.gpu import store as gpu
 
         gpu.store(cache, layer, places, key, value)
-    else:
+        return
+    compiled = compiled_for(key)
+    if compiled is None or not compiled.store(cache, layer, places, key, value):
         store_torch(cache, layer, places, key, value)
 
 
