@@ -1,7 +1,6 @@
 """What every engine in this process keeps track of: asleep or awake, busy or idle, whose weights, what to abort."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -20,10 +19,6 @@ class Lifecycle:
         self.policy_version = 0
         self.num_updates = 0
         """Of ``update_weights`` so far."""
-        self.num_copied_bytes = 0
-        """Of the last ``update_weights``; 0 where the storage is shared."""
-        self.update_seconds = 0.0
-        """That the last ``update_weights`` took."""
         self._shares_storage = shares_storage
         self._asleep = False
         self._broken_update = False
@@ -144,15 +139,11 @@ class Lifecycle:
     def update_weights(self, module: nn.Module, stream: WeightStream, version: int) -> None:
         """Checks the stream, copies it where the storage is not shared, and takes over the version."""
         with self.exclusive("update_weights"):
-            start = time.perf_counter()
             self._broken_update = not self._shares_storage
             load_weights(module, stream, copy=not self._shares_storage)
             self._broken_update = False
             self.policy_version = version
             self.num_updates += 1
-            self.update_seconds = time.perf_counter() - start
-            if not self._shares_storage:
-                self.num_copied_bytes = sum(parameter.nbytes for parameter in module.parameters())
 
     def sleep(self, level: int) -> None:
         """From now on generating is refused.

@@ -168,11 +168,6 @@ class NativeRollout:
         """See `BaseRollout.update_weights`; also while paused."""
         self._lifecycle.update_weights(self._runner.model, stream, version)
 
-    @property
-    def weight_copy(self) -> tuple[int, float]:
-        """Bytes and seconds of the last ``update_weights``; 0 bytes where the storage is shared."""
-        return self._lifecycle.num_copied_bytes, self._lifecycle.update_seconds
-
     def abort(self, request_ids: Iterable[str] | None = None) -> None:
         """See `BaseRollout.abort`."""
         self._lifecycle.abort(request_ids)
