@@ -27,11 +27,14 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python -m burnish.config.docs > docs/config.md
 
-# The engines that benchmarks run beside burnish, each in an environment of its own: 3.4 GB.
-bench-peers: .peers/vllm/.done
+# What benchmarks run beside burnish, each in an environment of its own: 5 GB.
+bench-peers: .peers/vllm/.done .peers/trl/.done
 
 .peers/vllm/.done: benchmarks/peers/install.sh
 	bash benchmarks/peers/install.sh $(PYTHON)
+
+.peers/trl/.done: benchmarks/peers/install_trl.sh
+	bash benchmarks/peers/install_trl.sh $(PYTHON)
 
 clean:
 	rm -rf $(VENV) runs checkpoints .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -2,12 +2,16 @@
 
     python -m benchmarks.kernels --json
     python -m benchmarks.kernels --rows 64 1024 --context 2048
+    python -m benchmarks.kernels --training
 
 On a GPU: the Qwen2.5-0.5B shape in bf16 (hidden 896, 14 query heads, 2 key heads of 64 dims, MLP 4864), blocks of 32 tokens.
 Each call is captured in a CUDA graph as in decoding; attention goes through as many layers as keep the cache out of L2,
 everything else finds its input in L2, as after the operation before it. The bandwidth counts every input and output once, and is
 compared with a copy's. Decode attention is timed with every candidate tiling at the most rows, and the best of them with every
 number of splits; ``chosen`` is what the engine would take. On a CPU: the twins at the SmolLM2-135M shape, 64 rows, 128 tokens.
+
+``--training``: instead the elementwise kernels of training, forward and backward, at the Qwen2.5-0.5B and 1.5B and the Qwen3-0.6B
+shape, 16,384 tokens on a GPU; on a CPU the twins at the SmolLM2-135M shape, 1,024 tokens. Nothing stays in L2 between calls.
 """
 
 import argparse
@@ -16,16 +20,19 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.demo import machine
+from burnish.model import kernels as training
+from burnish.model.kernels.activation import silu_mul_backward_torch, silu_mul_torch
+from burnish.model.kernels.norm import rms_norm_backward_torch, rms_norm_torch
+from burnish.model.kernels.rotary import rotate_backward_torch, rotate_torch
 from burnish.rollout.native import kernels
-from burnish.rollout.native.kernels.activation import silu_mul_torch
 from burnish.rollout.native.kernels.decode_attention import decode_attention_torch
-from burnish.rollout.native.kernels.norm import rms_norm_torch
 from burnish.rollout.native.kernels.rotary import rotate_and_store_torch
 from burnish.rollout.native.paged_cache import LayerShape, PagedCache
 
@@ -48,6 +55,8 @@ class Shape(NamedTuple):
 
 
 QWEN_05B = Shape(896, 14, 2, 64, 4864)
+QWEN_15B = Shape(1536, 12, 2, 128, 8960)
+QWEN3_06B = Shape(1024, 16, 8, 128, 3072)
 LLAMA_8B = Shape(4096, 32, 8, 128, 14336)
 SMOLLM_135M = Shape(576, 9, 3, 64, 1536)
 
@@ -157,7 +166,7 @@ def simple_calls(shape: Shape, rows: int, dtype: torch.dtype, device: str) -> di
     return {
         "rms_norm with residual": {
             "call": lambda: kernels.rms_norm(x, weight, 1e-6, residual),
-            "twin": lambda: rms_norm_torch(x, weight, 1e-6, residual),
+            "twin": lambda: rms_norm_torch(x, weight, 1e-6, residual)[:2],
             "bytes": 4 * row * shape.hidden,
         },
         "silu_mul": {
@@ -204,6 +213,135 @@ def time_simple(shape: Shape, rows: int, dtype: torch.dtype, device: str) -> lis
         result["gb_per_s"] = kernel["bytes"] / result["us"] / 1000
         results.append(result)
     return results
+
+
+def training_calls(shape: Shape, tokens: int, dtype: torch.dtype, device: str) -> dict[str, dict[str, Any]]:
+    """For every elementwise kernel of training: the call, its twin, and the bytes that it reads and writes."""
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, device=device).to(dtype)
+
+    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    x, residual, grad = (normal(tokens, shape.hidden) for _ in range(3))
+    weight, rstd = normal(shape.hidden), torch.rand(tokens, device=device) + 0.5
+    gate_up, product = normal(tokens, 2 * shape.intermediate), normal(tokens, shape.intermediate)
+    qkv = normal(tokens, (heads + 2 * kv_heads) * dim)
+    angles = 6 * torch.rand(tokens, dim // 2, device=device).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    grads = normal(tokens, heads, dim), normal(tokens, kv_heads, dim), normal(tokens, kv_heads, dim)
+    norms = training.HeadNorms(normal(dim), normal(dim), 1e-6)
+    row, turned = dtype.itemsize * tokens, (heads + kv_heads) * dim
+    # In place, a call would time, and compare, what the one before left.
+    twice = qkv.clone(), qkv.clone(), product.clone(), product.clone()
+    return {
+        "rms_norm with residual": {
+            "call": lambda: training.rms_norm(x, weight, 1e-6, residual),
+            "twin": lambda: rms_norm_torch(x, weight, 1e-6, residual),
+            "bytes": 4 * row * shape.hidden,
+        },
+        "rms_norm_backward": {
+            "call": lambda: training.rms_norm_backward(grad, x, rstd, weight, residual, again=True),
+            "twin": lambda: rms_norm_backward_torch(grad, x, rstd, weight, residual, again=True),
+            "bytes": 5 * row * shape.hidden,
+        },
+        "silu_mul": {
+            "call": lambda: training.silu_mul(gate_up),
+            "twin": lambda: silu_mul_torch(gate_up),
+            "bytes": 3 * row * shape.intermediate,
+        },
+        "silu_mul_backward": {
+            "call": lambda: training.silu_mul_backward(twice[2], gate_up),
+            "twin": lambda: silu_mul_backward_torch(twice[3], gate_up),
+            "bytes": 6 * row * shape.intermediate,
+        },
+        "rotate": {
+            "call": lambda: training.rotate(twice[0], cos, sin, heads, kv_heads)[0],
+            "twin": lambda: rotate_torch(twice[1], cos, sin, heads, kv_heads, None)[:, :heads],
+            "bytes": 2 * row * (turned + dim),
+        },
+        "rotate_backward": {
+            "call": lambda: training.rotate_backward(grads, cos, sin)[0],
+            "twin": lambda: rotate_backward_torch(grads, cos, sin, None, None)[0],
+            "bytes": 2 * row * (turned + (kv_heads + 1) * dim),
+        },
+        "rotate with norms": {
+            "call": lambda: training.rotate(qkv, cos, sin, heads, kv_heads, norms)[0],
+            "twin": lambda: rotate_torch(qkv, cos, sin, heads, kv_heads, norms)[:, :heads],
+            "bytes": 2 * row * (turned + dim),
+        },
+        "rotate_backward with norms": {
+            "call": lambda: training.rotate_backward(grads, cos, sin, qkv, norms)[0],
+            "twin": lambda: rotate_backward_torch(grads, cos, sin, qkv, norms)[0],
+            "bytes": row * (3 * turned + 2 * (kv_heads + 1) * dim),
+        },
+    }
+
+
+def time_training(on_device: bool) -> dict[str, Any]:
+    """The elementwise kernels of training."""
+    if not on_device:
+        calls = {dtype: training_calls(SMOLLM_135M, 1024, dtype, "cpu") for dtype in (torch.float32, torch.bfloat16)}
+        return {
+            "kernels": [
+                figures(name, kernel, 1024, dtype, host_us(kernel["call"]))
+                for dtype, kernels_of_dtype in calls.items()
+                for name, kernel in kernels_of_dtype.items()
+            ]
+        }
+    tokens, dtype, results = 16384, torch.bfloat16, []
+    for model, shape in {"0.5B": QWEN_05B, "1.5B": QWEN_15B, "Qwen3-0.6B": QWEN3_06B}.items():
+        # Flushes L2 between two calls, and is timed by itself.
+        flush = torch.empty(OUT_OF_L2, dtype=torch.uint8, device="cuda")
+        alone = graph_us([flush.zero_] * 4)
+        for name, kernel in training_calls(shape, tokens, dtype, "cuda").items():
+            error = furthest(kernel["call"](), kernel["twin"]())
+            us = 2 * graph_us([kernel["call"], flush.zero_] * 4) - alone
+            result = figures(f"{model} {name}", kernel, tokens, dtype, us)
+            results.append({**result, "furthest_from_twin": error})
+    candidates = {
+        model: training_candidates(shape, tokens, dtype) for model, shape in (("0.5B", QWEN_05B), ("1.5B", QWEN_15B))
+    }
+    return {"copy_gb_per_s": copy_bandwidth(), "kernels": results, "training_candidates": candidates}
+
+
+def training_candidates(shape: Shape, tokens: int, dtype: torch.dtype) -> dict[str, list[dict[str, Any]]]:
+    """Microseconds of the larger kernels of training in other layouts than their own; the fastest first."""
+    from burnish.model.kernels.gpu import activation, norm
+    from burnish.model.kernels.gpu.launch import Shared, Tile
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, device="cuda").to(dtype)
+
+    x, residual, grad = (normal(tokens, shape.hidden) for _ in range(3))
+    weight, rstd = normal(shape.hidden), torch.rand(tokens, device="cuda") + 0.5
+    gate_up, product = normal(tokens, 2 * shape.intermediate), normal(tokens, shape.intermediate)
+    tiles = [Tile(*tile) for tile in ((512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8), (2048, 4))]
+    shared = [Shared(*how) for how in itertools.product((1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 3))]
+    calls: dict[str, dict[Any, Callable[[], Any]]] = {
+        "rms_norm": {
+            num_warps: partial(norm.rms_norm, x, weight, 1e-6, residual, num_warps=num_warps)
+            for num_warps in (1, 2, 4, 8)
+        },
+        "rms_norm_backward": {
+            how: partial(norm.rms_norm_backward, grad, x, rstd, weight, residual, again=True, shared=how)
+            for how in shared
+        },
+        "silu_mul": {tile: partial(activation.silu_mul, gate_up, tile=tile) for tile in tiles},
+        "silu_mul_backward": {
+            tile: partial(activation.silu_mul_backward, product, gate_up, tile=tile) for tile in tiles
+        },
+    }
+    # Each call's tensors are larger than L2.
+    timed = {
+        name: [{"layout": how, "us": graph_us([call] * 3)} for how, call in of.items()] for name, of in calls.items()
+    }
+    return {name: sorted(results, key=lambda result: result["us"]) for name, results in timed.items()}
+
+
+def figures(name: str, kernel: dict[str, Any], rows: int, dtype: torch.dtype, us: float) -> dict[str, Any]:
+    """Of one timed kernel."""
+    precision = str(dtype).removeprefix("torch.")
+    return {"kernel": name, "rows": rows, "dtype": precision, "us": us, "gb_per_s": kernel["bytes"] / us / 1000}
 
 
 class AttentionTimer:
@@ -331,7 +469,11 @@ def show(report: dict[str, Any]) -> None:
     for result in report["kernels"]:
         error = f"{result['furthest_from_twin']:9.4f} from its twin" if "furthest_from_twin" in result else ""
         figures = f"{result['us']:9.1f} us {result['gb_per_s']:7.0f} GB/s{error}"
-        print(f"{result['kernel']:28} {result['rows']:5} rows {result['dtype']:8} {figures}")
+        print(f"{result['kernel']:37} {result['rows']:5} rows {result['dtype']:8} {figures}")
+    for model, of_kernel in report.get("training_candidates", {}).items():
+        for name, timed in of_kernel.items():
+            shown = ", ".join(f"{result['layout']!s} {result['us']:.1f}" for result in (*timed[:6], timed[-1]))
+            print(f"{model} {name}, us: {shown}")
     for attention in report.get("decode_attention", ()):
         print(f"\ndecode_attention {attention['shape']}, {attention['furthest_from_twin']:.4f} from its twin")
         for title in ("chosen", "candidates"):
@@ -349,12 +491,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 1024], help="on a GPU")
     parser.add_argument("--context", type=int, default=512 if on_device else 128)
+    parser.add_argument("--training", action="store_true", help="the kernels of training instead")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.manual_seed(0)
     start = time.perf_counter()
     with torch.no_grad():
-        report = on_gpu(given.rows, given.context) if on_device else on_cpu(given.context)
+        if given.training:
+            report = time_training(on_device)
+        else:
+            report = on_gpu(given.rows, given.context) if on_device else on_cpu(given.context)
     report = {"machine": machine(), **report, "seconds": time.perf_counter() - start}
     if given.json:
         print(json.dumps(report))

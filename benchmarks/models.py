@@ -22,10 +22,13 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
+    PreTrainedTokenizerFast,
     Qwen2Config,
 )
 
 SMOLLM2 = "smollm2-135m-instruct"
+# What a command line may say instead.
+_SHORT = {"smollm2": SMOLLM2}
 _QWEN: dict[str, Any] = {
     "vocab_size": 151936,
     "max_position_embeddings": 32768,
@@ -46,7 +49,23 @@ def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> PreT
     )
 
 
+def _tiny() -> PreTrainedConfig:
+    return LlamaConfig(
+        vocab_size=49152,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
 SHAPES = {
+    "tiny": _tiny,
     "qwen2.5-0.5b": lambda: _qwen(896, 24, 14, 2, 4864),
     "qwen2.5-1.5b": lambda: _qwen(1536, 28, 12, 2, 8960),
 }
@@ -60,6 +79,7 @@ def cache_folder() -> Path:
 
 def model_path(name: str) -> str:
     """The folder of the model called ``name``, made first if it is not there; any other name is a path and returned as it is."""
+    name = _SHORT.get(name, name)
     if name != SMOLLM2 and name not in SHAPES:
         return name
     folder = cache_folder() / name
@@ -73,12 +93,41 @@ def model_path(name: str) -> str:
     return str(folder)
 
 
+def word_tokenizer_path(vocab_size: int) -> str:
+    """The folder of a tokenizer whose tokens are the numbers below ``vocab_size``, separated by spaces; made where it is missing.
+
+    With it a text of so many numbers is a prompt of exactly those ids, whatever model reads it. There is no chat template.
+    """
+    folder = cache_folder() / f"words-{vocab_size}"
+    if not (folder / "tokenizer_config.json").exists():
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import WhitespaceSplit
+
+        # Words of their own: a special token is found inside other words too.
+        special = {"<unk>": 0, "<bos>": 1, "<eos>": 2}
+        vocabulary = special | {str(token): token for token in range(len(special), vocab_size)}
+        words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+        words.pre_tokenizer = WhitespaceSplit()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            tokenizer = PreTrainedTokenizerFast(
+                tokenizer_object=words, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>"
+            )
+            tokenizer.save_pretrained(Path(work) / "words")
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(work) / "words").rename(folder)
+    return str(folder)
+
+
 def _make_random(name: str, folder: Path) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(SHAPES[name](), dtype=torch.bfloat16)
     model.to("cpu").save_pretrained(folder)
+    # Engines of others load one with the model, whether they need it or not.
+    PreTrainedTokenizerFast.from_pretrained(word_tokenizer_path(model.config.vocab_size)).save_pretrained(folder)
 
 
 def _make_smollm2(name: str, folder: Path) -> None:
@@ -118,7 +167,7 @@ def convert_smollm2(folder: Path) -> None:
 def main() -> None:
     """Makes a model and prints its folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?", choices=[SMOLLM2, *SHAPES])
+    parser.add_argument("name", nargs="?", choices=[SMOLLM2, *_SHORT, *SHAPES])
     parser.add_argument("--convert", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.convert is not None:

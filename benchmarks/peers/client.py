@@ -12,6 +12,8 @@ from benchmarks.peers.protocol import Work
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("vllm", "hf")
+# What a peer that is not in burnish's own environment needs, and what people call it.
+_PACKAGES = {"vllm": "vLLM", "trl": "TRL"}
 
 
 class PeerError(RuntimeError):
@@ -30,10 +32,10 @@ def interpreter(peer: str) -> str:
         return named
     if own.exists():
         return str(own)
-    if peer == "vllm" and find_spec("vllm") is None:
+    if peer in _PACKAGES and find_spec(peer) is None:
         raise PeerError(
-            "vLLM is neither in .peers/vllm nor importable here; `make bench-peers` installs it for a CPU, and "
-            "BURNISH_PEER_PYTHON names the Python of an environment that has it."
+            f"{_PACKAGES[peer]} is neither in .peers/{peer} nor importable here; `make bench-peers` installs it for a CPU, "
+            f"and BURNISH_PEER_PYTHON names the Python of an environment that has it."
         )
     return sys.executable
 
@@ -45,7 +47,7 @@ class Peer:
         facts: what it told of itself: ``versions``, ``start_seconds``.
 
     Args:
-        name: one of `PEERS`.
+        name: what is before ``_engine`` in the name of a file beside this one.
         settings: see ``start`` of ``benchmarks/peers/<name>_engine.py``.
         log: where its stderr goes.
 

@@ -11,10 +11,15 @@ from burnish.config.section import Section, key, not_a_key, section
 
 @dataclass(kw_only=True, slots=True)
 class FSDPOptimizerConfig(Section):
-    """AdamW and its learning-rate schedule, which is a pure function of the trainer's step."""
+    """The optimizer and its learning-rate schedule, which is a pure function of the trainer's step."""
 
-    optimizer: str = key("AdamW", choices=("AdamW",))
-    """The optimizer."""
+    optimizer: str = key("AdamW")
+    """The optimizer's class in `optimizer_impl`; your own is named as `package.module:Class`."""
+    optimizer_impl: str = key("torch.optim")
+    """The module that has it: `torch.optim`, `torchao.optim` (AdamW8bit, AdamW4bit, AdamWFp8, ...), `bitsandbytes.optim`
+    (AdamW8bit, PagedAdamW8bit, Lion8bit, ...), or a module of your own."""
+    override_optimizer_config: dict[str, Any] | None = key(None)
+    """More arguments of that class, as `{eps:1e-6,amsgrad:true}`."""
     lr: float = key(1e-6, ge=0)
     """Learning rate after the warm-up."""
     lr_warmup_steps: int = key(-1, ge=-1)
@@ -23,14 +28,19 @@ class FSDPOptimizerConfig(Section):
     """Share of all steps that warm up, when `lr_warmup_steps` is -1."""
     total_training_steps: int = key(-1, ge=-1)
     """Steps over which the schedule runs; -1: the run's."""
-    lr_scheduler_type: str = key("constant", choices=("constant", "cosine"))
-    """Shape after the warm-up."""
+    lr_scheduler_type: str = key("constant", choices=("constant", "linear", "cosine", "wsd"))
+    """Shape after the warm-up: `linear` falls over all steps, `cosine` in waves, `wsd` (warm-up, stable, decay) stays and
+    falls linearly at the end."""
     min_lr_ratio: float = key(0.0, ge=0, le=1)
-    """Cosine: the lowest rate, as a share of `lr`."""
+    """linear, cosine, wsd: the lowest rate, as a share of `lr`."""
     num_cycles: float = key(0.5, gt=0)
-    """Cosine: number of waves; 0.5 falls once."""
+    """cosine: number of waves; 0.5 falls once."""
+    lr_decay_steps: int = key(-1, ge=-1)
+    """wsd: the last steps, over which the rate falls; -1: `lr_decay_steps_ratio` counts."""
+    lr_decay_steps_ratio: float = key(0.2, ge=0, le=1)
+    """wsd: share of all steps over which the rate falls, when `lr_decay_steps` is -1."""
     weight_decay: float = key(0.01, ge=0)
-    """Decoupled weight decay."""
+    """Weight decay, of every trained parameter; decoupled from the gradient in AdamW."""
     betas: list[float] = key([0.9, 0.999], ge=0, lt=1)
     """Decay of the first and second moment."""
     clip_grad: float = key(1.0, gt=0)
@@ -44,10 +54,30 @@ class FSDPEngineConfig(Section):
     fsdp_size: int = key(-1, ge=-1)
     """Workers that share one copy: -1 all of them (sharded), 1 each its own copy (replicated)."""
     dtype: str = key("auto", choices=("auto", "float32", "bfloat16", "float64"))
-    """Compute type of the weights; auto: bfloat16 on a GPU, float32 on a CPU. Masters and gradients are float32
-    (float64 with float64)."""
+    """Compute type of the weights; auto: bfloat16 on a GPU, and on a CPU that multiplies bfloat16 (AVX-512 BF16, AMX) for a
+    model of 4 million parameters or more, else float32. Masters and gradients are float32 (float64 with float64)."""
     reshard_after_forward: bool = key(True)
     """Sharded: free the gathered weights between forward and backward; false is faster and needs more memory."""
+    forward_prefetch: bool = key(False)
+    """Sharded: gather the weights of the next block while one computes, also in the forward. In the backward that is always
+    so."""
+    defer_gradient_sync: bool | str = key("auto", choices=("auto",))
+    """Sharded: reduce gradients over the workers once per update instead of once per micro-batch. Each worker then holds
+    the whole float32 gradient until the last micro-batch. auto: where that is at most a tenth of the device's memory."""
+    param_offload: bool = key(False)
+    """Keep what updates need of the weights on the CPU between uses: sharded weights, float32 masters, or the whole of a
+    model that is only read. Weights that the rollout reads stay."""
+    optimizer_offload: bool = key(False)
+    """Keep the optimizer's moments on the CPU; an update fetches them piece by piece."""
+    offload_policy: bool = key(False)
+    """Sharded: weights, gradients and moments live on the CPU, blocks are fetched as they compute and the CPU does the
+    update. The least memory and the slowest."""
+    use_torch_compile: bool = key(False)
+    """Compile the blocks of a model whose layers burnish has not fused itself."""
+    ulysses_sequence_parallel_size: int = key(1, ge=1)
+    """Workers that share the tokens of each sample, for sequences too long for one; it divides the number of workers and
+    the model's attention heads. Such a group counts as one where samples are spread over workers, and its micro-batches
+    hold as many times the tokens that a `*_max_token_len_per_gpu` allows each worker."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,6 +129,9 @@ class FSDPActorConfig(Section):
     """Cut micro-batches by `ppo_max_token_len_per_gpu` instead of samples. The gradient is the same however they are cut."""
     ppo_max_token_len_per_gpu: int = key(16384, ge=1)
     """Tokens that go through the model at once, per worker, where micro-batches are cut by tokens: a hard bound."""
+    use_prefix_grouper: bool | None = key(None)
+    """Compute the prompt of a group once for all its samples in a micro-batch, in updates and log-prob passes, the
+    reference's too; the gradient is the same. null: where that saves 5 % of the tokens or more."""
     ppo_epochs: int = key(1, ge=1)
     """Passes over a batch."""
     shuffle: bool = key(False)
@@ -147,6 +180,16 @@ class FSDPActorConfig(Section):
 
 
 @dataclass(kw_only=True, slots=True)
+class FSDPRefEngineConfig(FSDPEngineConfig):
+    """How the reference lies on its workers."""
+
+    ulysses_sequence_parallel_size: int = key(
+        None, follows="actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", ge=1
+    )
+    """As the actor's."""
+
+
+@dataclass(kw_only=True, slots=True)
 class RefConfig(Section):
     """The reference policy, which exists only when a KL needs it."""
 
@@ -160,7 +203,7 @@ class RefConfig(Section):
     """Cut by `log_prob_max_token_len_per_gpu` instead of samples."""
     log_prob_max_token_len_per_gpu: int = key(None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1)
     """Tokens of one forward pass, per worker."""
-    fsdp_config: FSDPEngineConfig = section(FSDPEngineConfig)
+    fsdp_config: FSDPRefEngineConfig = section(FSDPRefEngineConfig)
     """Layout on the workers."""
 
 
@@ -188,6 +231,15 @@ class SamplingConfig(Section):
     """Strings that end a response."""
     stop_token_ids: list[int] = key(None, follows="actor_rollout_ref.rollout.stop_token_ids", ge=0)
     """Tokens that end a response."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointEngineConfig(Section):
+    """Bringing the trained weights to a rollout that keeps a copy of them."""
+
+    update_weights_bucket_megabytes: int = key(256, ge=1)
+    """Sharded weights are gathered in parts of about this size: larger is faster on many workers, and two parts are in memory at
+    a time."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -255,6 +307,8 @@ class RolloutConfig(Section):
     """Tokens of one forward pass, per worker."""
     val_kwargs: SamplingConfig = section(SamplingConfig)
     """Sampling in validation."""
+    checkpoint_engine: CheckpointEngineConfig = section(CheckpointEngineConfig)
+    """Bringing the trained weights to a rollout that keeps a copy of them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -273,8 +327,24 @@ class HFModelConfig(Section):
     """Module that is imported before the model is loaded, to register things."""
     override_config: dict[str, Any] = key({})
     """Entries of the model's own configuration to replace."""
-    enable_gradient_checkpointing: bool = key(False)
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    enable_gradient_checkpointing: bool | str = key("auto", choices=("auto",))
+    """Recompute activations in the backward pass: less memory, about a third more time. auto: in as many blocks as the free
+    memory asks for, often none."""
+    enable_activation_offload: bool = key(False)
+    """Keep the activations of the blocks on the CPU between forward and backward."""
+    lora_rank: int = key(0, ge=0)
+    """Rank of the adapters that are trained instead of the model (LoRA, arXiv:2106.09685); 0: the model itself is trained."""
+    lora_alpha: int = key(16, ge=1)
+    """What an adapter computes is multiplied by `lora_alpha / lora_rank`."""
+    target_modules: list[str] = key(["all-linear"])
+    """Linear layers that get an adapter: `all-linear` (all but the head), the last parts of their names (`[q_proj,v_proj]`),
+    or regular expressions of whole names."""
+    exclude_modules: list[str] = key([])
+    """Layers that get none, likewise."""
+    lora_adapter_path: str | None = key(None)
+    """Folder of an adapter in peft's format to start from; it decides rank, alpha and layers."""
+    lora_seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
+    """Seed of the adapters' first values."""
 
 
 @dataclass(kw_only=True, slots=True)

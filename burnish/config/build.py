@@ -12,6 +12,16 @@ from burnish.config.values import coerce, is_text, show
 from burnish.utils.errors import ConfigError
 
 _CORRECTION = "algorithm.rollout_correction"
+# The key that says how many workers share the tokens of a sample, by the section whose samples are meant.
+_SEQUENCE_PARALLEL = {
+    section: f"{engine}.fsdp_config.ulysses_sequence_parallel_size"
+    for section, engine in (
+        ("actor_rollout_ref.actor", "actor_rollout_ref.actor"),
+        ("actor_rollout_ref.rollout", "actor_rollout_ref.actor"),
+        ("actor_rollout_ref.ref", "actor_rollout_ref.ref"),
+        ("critic", "critic.model"),
+    )
+}
 
 
 def build(values: dict[str, Any], settings: Settings) -> PPOTrainerConfig:
@@ -66,12 +76,14 @@ def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None
                 f"{setting.shown} counts over all workers, whose number trainer.n_gpus_per_node=auto leaves open. "
                 f"Set {new}, which counts for each worker."
             )
-        if total % (workers * nodes):
+        # Workers that share the tokens of the same samples count once.
+        number = max(1, workers * nodes // final[_SEQUENCE_PARALLEL[new.rpartition(".")[0]]])
+        if total % number:
             raise ConfigError(
-                f"{setting.shown} counts over all workers and does not divide by their number, {workers * nodes}. "
-                f"Set {new}={max(1, total // (workers * nodes))}, which counts for each worker."
+                f"{setting.shown} counts over all workers and does not divide by their number, {number}. "
+                f"Set {new}={max(1, total // number)}, which counts for each worker."
             )
-        final[new] = total // (workers * nodes)
+        final[new] = total // number
         for leaf in leaves().values():
             if leaf.follows == new and leaf.path not in settings.by_key:
                 final[leaf.path] = final[new]

@@ -3,12 +3,15 @@
 Each raises a `ConfigError` that names the keys as typed, the rule and the nearest legal value.
 """
 
+import importlib.util
 from collections.abc import Iterator
 
+from burnish.config import names
 from burnish.config.algorithm_checks import check_algorithm
 from burnish.config.build import shown, value_of
 from burnish.config.settle import settle
 from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.values import near
 from burnish.utils.errors import ConfigError
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -30,6 +33,7 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     check_sampling(config)
     check_token_bounds(config)
     check_workers(config)
+    check_sequence_parallel(config)
     check_layout(config)
     check_resume(config)
     check_custom_code(config)
@@ -38,10 +42,52 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
 
 
 def check_optimizers(config: PPOTrainerConfig) -> None:
-    """AdamW averages gradients and their squares, so there are two rates."""
-    for key in (f"{_ACTOR}.optim.betas", "critic.optim.betas"):
-        if len(value_of(config, key)) != 2:
-            raise ConfigError(f"{shown(config, key)}: there must be two numbers. The usual value is {key}=[0.9,0.999].")
+    """The optimizer exists, is installed and gets two rates; its other arguments have no key of their own."""
+    for model in (_ACTOR, "critic") if config.critic.enable else (_ACTOR,):
+        optim = f"{model}.optim"
+        if len(value_of(config, f"{optim}.betas")) != 2:
+            raise ConfigError(
+                f"{shown(config, f'{optim}.betas')}: there must be two numbers. The usual value is "
+                f"{optim}.betas=[0.9,0.999]."
+            )
+        _check_optimizer_name(config, optim)
+        for name in ("lr", "betas", "weight_decay"):
+            if name in (value_of(config, f"{optim}.override_optimizer_config") or {}):
+                raise ConfigError(
+                    f"{shown(config, f'{optim}.override_optimizer_config')}: {name} is the key {optim}.{name}."
+                )
+
+
+def _check_optimizer_name(config: PPOTrainerConfig, optim: str) -> None:
+    name, library = value_of(config, f"{optim}.optimizer"), value_of(config, f"{optim}.optimizer_impl")
+    if ":" in name:
+        return
+    package = library.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        close = near(library, names.OPTIMIZERS)
+        if library in names.OPTIMIZERS:
+            hint = "Install it: `pip install 'burnish[optimizers]'`."
+        else:
+            guess = f"Did you mean {close[0]}? " if close else ""
+            hint = f"{guess}There is: {', '.join(names.OPTIMIZERS)}, or a module of your own."
+        raise ConfigError(f"{shown(config, f'{optim}.optimizer_impl')}: {package} is not installed. {hint}")
+    there = names.OPTIMIZERS.get(library)
+    if there is None or name in there:
+        return
+    if library == "torch.optim" and name in names.IMPOSSIBLE_OPTIMIZERS:
+        raise ConfigError(
+            f"{shown(config, f'{optim}.optimizer')} is refused: {names.IMPOSSIBLE_OPTIMIZERS[name]}. There is: "
+            f"{', '.join(there)}."
+        )
+    homes = [other for other, has in names.OPTIMIZERS.items() if name in has]
+    close = near(name, there)
+    hint = (
+        f" It is one of {optim}.optimizer_impl={homes[0]}." if homes else f" Did you mean {close[0]}?" if close else ""
+    )
+    raise ConfigError(
+        f"{shown(config, f'{optim}.optimizer')}: {library} has no such optimizer.{hint} There is: {', '.join(there)}. Your "
+        f"own is named as package.module:Class."
+    )
 
 
 def check_batch_sizes(config: PPOTrainerConfig) -> None:
@@ -51,7 +97,7 @@ def check_batch_sizes(config: PPOTrainerConfig) -> None:
         _check_mini_batch(config, mini_key)
         n = config.actor_rollout_ref.rollout.n
         samples = value_of(config, mini_key) * n
-        _check_division(config, mini_key, _num_workers(config, model))
+        _check_division(config, mini_key, _num_workers(config, model), _sequence_parallel(config, model))
         micro = value_of(config, micro_key)
         if micro is not None and not value_of(config, f"{model}.use_dynamic_bsz") and micro > samples:
             raise ConfigError(
@@ -73,18 +119,21 @@ def _check_mini_batch(config: PPOTrainerConfig, key: str) -> None:
     )
 
 
-def _check_division(config: PPOTrainerConfig, key: str, workers: int) -> None:
+def _check_division(config: PPOTrainerConfig, key: str, workers: int, sequence_parallel: int) -> None:
     prompts, mini, n = config.data.train_batch_size, value_of(config, key), config.actor_rollout_ref.rollout.n
-    if mini * n % workers == 0:
+    # What does not divide into groups is for `check_sequence_parallel` to refuse.
+    groups = max(1, workers // sequence_parallel)
+    if mini * n % groups == 0:
         return
-    legal = [size for size in _divisors(prompts) if size * n % workers == 0]
+    legal = [size for size in _divisors(prompts) if size * n % groups == 0]
     if legal:
         advice = f"The nearest value is {key}={min(legal, key=lambda size: (abs(size - mini), -size))}."
     else:
-        advice = f"Make data.train_batch_size={prompts} a multiple of {workers} first."
+        advice = f"Make data.train_batch_size={prompts} a multiple of {groups} first."
+    among = f"{workers} workers" if sequence_parallel == 1 else f"{groups} groups of {sequence_parallel} workers"
     raise ConfigError(
         f"{shown(config, key)}: an update has {mini} prompts x {n} responses = {mini * n} samples, which do not divide "
-        f"among {workers} workers. {advice}"
+        f"among {among}. {advice}"
     )
 
 
@@ -98,6 +147,15 @@ def _num_workers(config: PPOTrainerConfig, model: str = _ACTOR) -> int:
     if model == "critic" and critic.nnodes and critic.n_gpus_per_node:
         return critic.nnodes * critic.n_gpus_per_node
     return 1 if trainer.n_gpus_per_node == "auto" else int(trainer.n_gpus_per_node) * trainer.nnodes
+
+
+def _sequence_parallel(config: PPOTrainerConfig, model: str) -> int:
+    """Workers that share the tokens of a sample of a model."""
+    return int(value_of(config, _sequence_parallel_key(model)))
+
+
+def _sequence_parallel_key(model: str) -> str:
+    return f"{'critic.model' if model == 'critic' else model}.fsdp_config.ulysses_sequence_parallel_size"
 
 
 def check_lengths(config: PPOTrainerConfig) -> None:
@@ -131,11 +189,13 @@ def check_token_bounds(config: PPOTrainerConfig) -> None:
     """The longest sample fits into every bound of tokens that is in use, since the bounds hold."""
     rollout = config.actor_rollout_ref.rollout
     longest = rollout.prompt_length + rollout.response_length
-    for key in _token_bounds_in_use(config):
-        if value_of(config, key) < longest:
+    for model, key in _token_bounds_in_use(config):
+        size = _sequence_parallel(config, model)
+        if value_of(config, key) * size < longest:
+            by_group = f" for each of the {size} workers that share a sample's tokens" if size > 1 else ""
             raise ConfigError(
-                f"{shown(config, key)} is a bound that holds, but {_lengths(config)}. The nearest value is "
-                f"{key}={longest}."
+                f"{shown(config, key)} is a bound that holds{by_group}, but {_lengths(config)}. The nearest value is "
+                f"{key}={-(-longest // size)}."
             )
 
 
@@ -147,17 +207,18 @@ def _lengths(config: PPOTrainerConfig) -> str:
     )
 
 
-def _token_bounds_in_use(config: PPOTrainerConfig) -> Iterator[str]:
+def _token_bounds_in_use(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """The model that a bound is for, and its key."""
     needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
     if value_of(config, f"{_ACTOR}.use_dynamic_bsz"):
-        yield f"{_ACTOR}.ppo_max_token_len_per_gpu"
+        yield _ACTOR, f"{_ACTOR}.ppo_max_token_len_per_gpu"
     if value_of(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz"):
-        yield f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"
+        yield _ACTOR, f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"
     if value_of(config, f"{_REF}.log_prob_use_dynamic_bsz") and needs_reference:
-        yield f"{_REF}.log_prob_max_token_len_per_gpu"
+        yield _REF, f"{_REF}.log_prob_max_token_len_per_gpu"
     if config.critic.use_dynamic_bsz and config.critic.enable:
-        yield "critic.ppo_max_token_len_per_gpu"
-        yield "critic.forward_max_token_len_per_gpu"
+        yield "critic", "critic.ppo_max_token_len_per_gpu"
+        yield "critic", "critic.forward_max_token_len_per_gpu"
 
 
 def check_workers(config: PPOTrainerConfig) -> None:
@@ -176,17 +237,40 @@ def check_workers(config: PPOTrainerConfig) -> None:
         )
 
 
+def check_sequence_parallel(config: PPOTrainerConfig) -> None:
+    """Workers divide into the groups that share the tokens of a sample; nothing is known while their number is auto."""
+    if config.trainer.n_gpus_per_node == "auto":
+        return
+    for model in (_ACTOR, _REF, "critic") if config.critic.enable else (_ACTOR, _REF):
+        key = _sequence_parallel_key(model)
+        workers, size = _num_workers(config, model), int(value_of(config, key))
+        if workers % size:
+            nearest = min(_divisors(workers), key=lambda divisor: (abs(divisor - size), -divisor))
+            raise ConfigError(
+                f"{shown(config, key)}: so many workers share the tokens of a sample, but {_counted(workers)} not divide "
+                f"into such groups. The nearest value is {key}={nearest}."
+            )
+
+
+def _counted(workers: int) -> str:
+    return "the one worker does" if workers == 1 else f"the {workers} workers do"
+
+
 def check_layout(config: PPOTrainerConfig) -> None:
-    """All workers share one copy of a model, or each has its own."""
+    """The workers that share one copy of a model divide all workers."""
     if config.trainer.n_gpus_per_node == "auto":
         return
     for model, section in ((_ACTOR, _ACTOR), (_REF, _REF), ("critic", "critic.model")):
         key = f"{section}.fsdp_config.fsdp_size"
         workers = _num_workers(config, model)
-        if value_of(config, key) not in (-1, 1, workers):
+        size = value_of(config, key)
+        if size == 0 or (size > 0 and workers % size != 0):
+            sizes = [number for number in range(1, workers + 1) if workers % number == 0]
+            nearest = min(sizes, key=lambda number: abs(number - size))
             raise ConfigError(
-                f"{shown(config, key)}: all {workers} workers share one copy of the model (-1), or each has its own "
-                f"(1); groups in between do not exist in burnish yet. The nearest value is {key}=-1."
+                f"{shown(config, key)}: {workers} workers cannot be divided into groups of {size} that hold one copy of the "
+                f"model each. Possible: -1 (all of them) or {', '.join(map(str, sizes))}. The nearest value is "
+                f"{key}={nearest}."
             )
 
 

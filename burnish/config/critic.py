@@ -23,8 +23,24 @@ class CriticModelConfig(Section):
     """Module that is imported before the model is loaded."""
     override_config: dict[str, Any] = key({})
     """Entries of the model's own configuration to replace."""
-    enable_gradient_checkpointing: bool = key(False)
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    enable_gradient_checkpointing: bool | str = key("auto", choices=("auto",))
+    """Recompute activations in the backward pass: less memory, about a third more time. auto: in as many blocks as the free
+    memory asks for, often none."""
+    enable_activation_offload: bool = key(False)
+    """Keep the activations of the blocks on the CPU between forward and backward."""
+    lora_rank: int = key(0, ge=0)
+    """Rank of the adapters that are trained instead of the model (LoRA, arXiv:2106.09685); 0: the model itself is trained."""
+    lora_alpha: int = key(16, ge=1)
+    """What an adapter computes is multiplied by `lora_alpha / lora_rank`."""
+    target_modules: list[str] = key(["all-linear"])
+    """Linear layers that get an adapter: `all-linear` (all but the head), the last parts of their names (`[q_proj,v_proj]`),
+    or regular expressions of whole names."""
+    exclude_modules: list[str] = key([])
+    """Layers that get none, likewise."""
+    lora_adapter_path: str | None = key(None)
+    """Folder of an adapter in peft's format to start from; it decides rank, alpha and layers."""
+    lora_seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
+    """Seed of the adapters' first values."""
     fsdp_config: FSDPEngineConfig = section(FSDPEngineConfig)
     """Layout on the workers."""
 
@@ -47,6 +63,8 @@ class FSDPCriticConfig(Section):
     """Samples that go through the model at once, per worker; null: `use_dynamic_bsz` becomes true."""
     use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
     """Cut micro-batches by tokens instead of samples."""
+    use_prefix_grouper: bool | None = key(None, follows="actor_rollout_ref.actor.use_prefix_grouper")
+    """Compute the prompt of a group once for all its samples in a micro-batch; null: where that saves enough."""
     ppo_max_token_len_per_gpu: int = key(32768, ge=1)
     """Tokens that go through the model at once, per worker, when micro-batches are cut by tokens."""
     forward_micro_batch_size_per_gpu: int | None = key(None, follows=".ppo_micro_batch_size_per_gpu", ge=1)

@@ -96,7 +96,13 @@ def _bounds(leaf: Leaf) -> str:
 
 
 def field_docs(cls: type[Section]) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line."""
+    """The text under each field of a dataclass, on one line; a field that it inherits has its text there."""
+    base = cls.__base__
+    inherited = field_docs(base) if base is not None and issubclass(base, Section) and base is not Section else {}
+    return inherited | _own_field_docs(cls)
+
+
+def _own_field_docs(cls: type[Section]) -> dict[str, str]:
     body = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}

@@ -9,6 +9,7 @@ from burnish.config.schema import leaves
 from burnish.config.settings import is_of_shipped_recipe
 from burnish.config.trainer import PPOTrainerConfig
 
+_MODEL = "actor_rollout_ref.model"
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
@@ -71,6 +72,15 @@ SWITCHES = {
     f"{_OVERLONG}.log": f"{_OVERLONG}.enable",
     "reward.reward_kwargs.max_resp_len": f"{_OVERLONG}.enable",
 }
+# Keys of a sharded layout alone.
+SHARDED_KEYS = ("reshard_after_forward", "forward_prefetch", "defer_gradient_sync", "offload_policy")
+# Keys of a model that is trained.
+TRAINED_KEYS = ("defer_gradient_sync", "optimizer_offload")
+_LAYOUTS = {
+    "actor": f"{_ACTOR}.fsdp_config",
+    "ref": "actor_rollout_ref.ref.fsdp_config",
+    "critic": "critic.model.fsdp_config",
+}
 # Coefficients that ask for nothing where they are 0, beside a switch that is off as well.
 _COEFFICIENTS = (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef")
 
@@ -106,12 +116,68 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
             yield key, f"the rollout engine in use is {engine}"
     if config.actor_rollout_ref.rollout.enforce_eager:
         yield f"{_ROLLOUT}.cudagraph_capture_sizes", shown(config, f"{_ROLLOUT}.enforce_eager")
+    for model in (_ACTOR, "critic"):
+        yield from _unused_of_optimizer(config, f"{model}.optim")
     own_manager = ":" in config.reward.reward_manager.name
     for key, switch in SWITCHES.items():
         if not value_of(config, switch) and not (own_manager and key.startswith("reward.reward_kwargs.")):
             yield key, shown(config, switch)
+    for model in (_MODEL, "critic.model"):
+        yield from _unused_of_adapters(config, model)
+    yield from _unused_of_layouts(config)
     if value_of(config, f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
         yield f"{_ACTOR}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
+
+
+def _unused_of_optimizer(config: PPOTrainerConfig, optim: str) -> Iterator[tuple[str, str]]:
+    schedule = value_of(config, f"{optim}.lr_scheduler_type")
+    readers = {
+        "min_lr_ratio": ("linear", "cosine", "wsd"),
+        "num_cycles": ("cosine",),
+        "lr_decay_steps": ("wsd",),
+        "lr_decay_steps_ratio": ("wsd",),
+    }
+    for name, schedules in readers.items():
+        if schedule not in schedules:
+            yield f"{optim}.{name}", f"the schedule in use is {schedule}"
+    optimizer = value_of(config, f"{optim}.optimizer")
+    if optimizer in names.OPTIMIZERS_WITHOUT_BETAS:
+        yield f"{optim}.betas", f"the optimizer in use is {optimizer}"
+
+
+def _unused_of_adapters(config: PPOTrainerConfig, model: str) -> Iterator[tuple[str, str]]:
+    path, rank = f"{model}.lora_adapter_path", f"{model}.lora_rank"
+    from_folder = value_of(config, path) is not None
+    if from_folder or not value_of(config, rank):
+        for name in ("lora_alpha", "target_modules", "exclude_modules", "lora_seed"):
+            yield f"{model}.{name}", shown(config, path if from_folder else rank)
+    if model == _MODEL and (from_folder or value_of(config, rank)):
+        for key in leaves():
+            if key.startswith("actor_rollout_ref.ref.fsdp_config."):
+                yield (
+                    key,
+                    f"{shown(config, path if from_folder else rank)}: the reference is the actor without its adapters",
+                )
+
+
+def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    for name in TRAINED_KEYS:
+        yield f"{_LAYOUTS['ref']}.{name}", "a reference is not trained"
+    workers = config.trainer.n_gpus_per_node
+    one_worker = workers != "auto" and int(workers) * config.trainer.nnodes == 1
+    for model, layout in _LAYOUTS.items():
+        why = "one worker" if one_worker else shown(config, f"{layout}.fsdp_size")
+        own_pool = model == "critic" and config.critic.nnodes > 0
+        is_sharded = value_of(config, f"{layout}.fsdp_size") != 1 and (own_pool or not one_worker)
+        if not is_sharded:
+            for name in SHARDED_KEYS:
+                yield (
+                    f"{layout}.{name}",
+                    f"each worker has a whole copy of the model ({why})",
+                )
+        elif value_of(config, f"{layout}.offload_policy"):
+            for name in ("param_offload", "optimizer_offload"):
+                yield f"{layout}.{name}", f"{shown(config, f'{layout}.offload_policy')} keeps that on the CPU already"
 
 
 def _is_default(config: PPOTrainerConfig, key: str) -> bool:

@@ -52,6 +52,27 @@ POLICY_LOSSES = (
 # These weigh every sequence alike, whatever actor.loss_agg_mode says.
 SEQUENCE_MEAN_POLICY_LOSSES = ("gspo", "sapo", "geo_mean")
 
+# By `optim.optimizer_impl`; a test compares them with the classes. Their updates are elementwise (but for the blocks of 8-bit
+# states), so sharding a parameter changes nothing.
+OPTIMIZERS = {
+    "torch.optim": ("AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop", "Adagrad", "Adadelta"),
+    "torchao.optim": ("AdamW8bit", "AdamW4bit", "AdamWFp8", "Adam8bit", "Adam4bit", "AdamFp8"),
+    "bitsandbytes.optim": tuple(
+        f"{paged}{name}{bits}"
+        for name in ("AdamW", "Adam", "Lion")
+        for paged in ("", "Paged")
+        for bits in ("", "8bit", "32bit")
+    ),
+}
+OPTIMIZERS_WITHOUT_BETAS = ("SGD", "RMSprop", "Adagrad", "Adadelta")
+# Of torch.optim, with the reason why they cannot train here.
+IMPOSSIBLE_OPTIMIZERS = {
+    "LBFGS": "it evaluates the loss several times in one step",
+    "SparseAdam": "gradients are dense here",
+    "Muon": "it needs whole matrices, and a rank may hold a part",
+    "Adafactor": "its factored moments would depend on how a parameter is split over the ranks",
+}
+
 ROLLOUT_CORRECTION_PRESETS = (
     "decoupled_token_is",
     "decoupled_seq_is",

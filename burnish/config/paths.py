@@ -1,5 +1,6 @@
 """Checks of what the configuration names on this machine's disk, before anything heavy starts."""
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,8 @@ def check_paths(config: PPOTrainerConfig) -> None:
     _check_model(config, "actor_rollout_ref.model.path")
     if config.critic.enable:
         _check_model(config, "critic.model.path")
+    for model in ("actor_rollout_ref.model", "critic.model") if config.critic.enable else ("actor_rollout_ref.model",):
+        _check_adapters(config, model)
     for key in ("data.train_files", "data.val_files"):
         advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
         for file in value_of(config, key):
@@ -53,6 +56,32 @@ def _check_model(config: PPOTrainerConfig, key: str) -> None:
     if not is_hub_name and "://" not in path:
         raise ConfigError(
             f"{shown(config, key)}: there is no such folder{_where(path)}, and it is no hub name (org/model)."
+        )
+
+
+def _check_adapters(config: PPOTrainerConfig, model: str) -> None:
+    """What trains adapters is installed, and those to start from are there."""
+    key = f"{model}.lora_adapter_path"
+    path, rank = value_of(config, key), value_of(config, f"{model}.lora_rank")
+    if path is None and not rank:
+        return
+    asked = shown(config, f"{model}.lora_rank" if path is None else key)
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(f"{asked} needs the package peft, which is not installed: pip install 'burnish[lora]'")
+    if path is None:
+        return
+    file = Path(path).expanduser() / "adapter_config.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"{asked}: the folder has no adapter_config.json, so it is no adapter of peft's{_where(path)}."
+        )
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8")).get("r")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{asked}: its adapter_config.json cannot be read ({error}).") from error
+    if rank and rank != saved:
+        raise ConfigError(
+            f"{shown(config, f'{model}.lora_rank')}, but the adapter at {asked} has rank {saved}. Leave lora_rank out."
         )
 
 

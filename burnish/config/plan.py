@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from burnish.config import applied, names
-from burnish.config.actor_rollout_ref import FSDPActorConfig
+from burnish.config.actor_rollout_ref import FSDPActorConfig, FSDPEngineConfig
 from burnish.config.algorithm import AlgoConfig
 from burnish.config.critic import FSDPCriticConfig
 from burnish.config.trainer import PPOTrainerConfig
@@ -18,6 +18,7 @@ class UpdatePlan:
         prompts: prompts of one update.
         samples: samples of one update, over all workers.
         workers: workers that share them.
+        sequence_parallel: workers that share the tokens of each sample.
         micro_batch_samples: samples that go through the model at once, per worker; None where tokens bound them.
         micro_batch_tokens: tokens that go through the model at once, per worker; None where samples bound them.
     """
@@ -26,24 +27,26 @@ class UpdatePlan:
     prompts: int
     samples: int
     workers: int
+    sequence_parallel: int
     micro_batch_samples: int | None
     micro_batch_tokens: int | None
 
     @property
     def samples_per_worker(self) -> int:
-        """Samples of one update for one worker, at most."""
-        return -(-self.samples // self.workers)
+        """Samples of one update for one worker, or one group of workers that share their tokens, at most."""
+        return -(-self.samples * self.sequence_parallel // self.workers)
 
     def render(self, name: str) -> str:
         """One line of text."""
-        bound = (
-            f"{self.micro_batch_samples:,} samples"
-            if self.micro_batch_samples is not None
-            else f"at most {self.micro_batch_tokens:,} tokens"
-        )
+        size = self.sequence_parallel
+        if self.micro_batch_samples is not None:
+            bound = f"{self.micro_batch_samples:,} samples"
+        else:
+            bound = f"at most {f'{size} x ' if size > 1 else ''}{self.micro_batch_tokens:,} tokens"
+        each = "worker" if size == 1 else f"{size} workers that share their tokens"
         return (
             f"{name:<8} {_count(self.updates, 'update')} of {_count(self.prompts, 'prompt')} = "
-            f"{_count(self.samples, 'sample')} ({self.samples_per_worker:,} per worker, in micro-batches of {bound})"
+            f"{_count(self.samples, 'sample')} ({self.samples_per_worker:,} per {each}, in micro-batches of {bound})"
         )
 
 
@@ -120,13 +123,14 @@ def batch_plan(config: PPOTrainerConfig, world_size: int) -> BatchPlan:
     rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
     critic_workers = critic.n_gpus_per_node * critic.nnodes or world_size
 
-    def update_plan(model: FSDPActorConfig | FSDPCriticConfig, workers: int) -> UpdatePlan:
+    def update_plan(model: FSDPActorConfig | FSDPCriticConfig, engine: FSDPEngineConfig, workers: int) -> UpdatePlan:
         mini = model.ppo_mini_batch_size
         return UpdatePlan(
             updates=-(-prompts // mini) * model.ppo_epochs,
             prompts=min(mini, prompts),
             samples=min(mini, prompts) * rollout.n,
             workers=workers,
+            sequence_parallel=engine.ulysses_sequence_parallel_size,
             micro_batch_samples=None if model.use_dynamic_bsz else model.ppo_micro_batch_size_per_gpu,
             micro_batch_tokens=model.ppo_max_token_len_per_gpu if model.use_dynamic_bsz else None,
         )
@@ -137,8 +141,8 @@ def batch_plan(config: PPOTrainerConfig, world_size: int) -> BatchPlan:
         workers=world_size,
         prompt_tokens=rollout.prompt_length,
         response_tokens=rollout.response_length,
-        actor=update_plan(actor, world_size),
-        critic=update_plan(critic, critic_workers) if critic.enable else None,
+        actor=update_plan(actor, actor.fsdp_config, world_size),
+        critic=update_plan(critic, critic.model.fsdp_config, critic_workers) if critic.enable else None,
         kl=_kl_path(config),
         baselines=prompts if config.algorithm.adv_estimator == "remax" else 0,
         filter=_filter(config),

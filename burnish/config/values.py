@@ -90,7 +90,7 @@ def _takes_null_word(value: str, leaf: Leaf) -> bool:
 
 
 def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
-    # `int | str` is a number or a word: numbers first, so that "4" in quotes is 4.
+    # `int | str` is a number or a word: numbers first, so that "4" in quotes is 4; so with `bool | str`.
     for kind in sorted(leaf.types, key=lambda kind: kind is str):
         converted = _convert(value, kind, leaf, text)
         if converted is not None:
@@ -166,7 +166,7 @@ def _check_choice(item: Any, leaf: Leaf, shown: str) -> None:
         raise ConfigError(f"{shown} is refused: {leaf.impossible[item]}. There is: {', '.join(leaf.choices)}.{own}")
     close = near(item, leaf.choices)
     hint = _elsewhere(item, leaf) or (f" Did you mean {close[0]}?" if close else "")
-    number = f" Or {_KIND_NAMES[int]}." if leaf.accepts(int) else ""
+    number = "".join(f" Or {_KIND_NAMES[kind]}." for kind in (int, bool) if leaf.accepts(kind))
     raise ConfigError(
         f"{shown}: {item!r} is no value of this key.{hint} There is: {', '.join(leaf.choices)}.{number}{own}"
     )

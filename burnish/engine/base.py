@@ -51,8 +51,10 @@ class BaseEngine(Protocol):
         """Updates the weights with the gradient gathered so far and clears it."""
         ...
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face name and whole tensor of every weight."""
+    def named_weights(
+        self, *, bucket_bytes: int = 256 << 20, adapters_only: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face name and whole tensor of every weight: the base, and after it the adapters where there are any."""
         ...
 
     def non_finite_weights(self) -> list[str]:

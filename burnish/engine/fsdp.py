@@ -1,36 +1,52 @@
 """The engine: one Hugging Face model that is trained or only read; actor, critic and reference are the same class."""
 
 import importlib
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from burnish.config import CriticModelConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-from burnish.engine import checkpoint, ranks
+from burnish.engine import checkpoint, out_of_memory, ranks
 from burnish.engine.base import LossFn, Outputs
-from burnish.engine.layout import Layout, Replicated, Sharded, named_weights
+from burnish.engine.compute_dtype import resolve_dtype
+from burnish.engine.keys import Keys
+from burnish.engine.layout import Layout, Module, Replicated, Sharded
+from burnish.engine.loading import build_from_rank_zero, on_rank_zero
+from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory, head_bytes, total_memory
+from burnish.engine.mesh import make_mesh
 from burnish.engine.micro_batches import split_rows
+from burnish.engine.offload import can_offload
 from burnish.engine.optimizer import MasterOptimizer
-from burnish.model.load import load_backbone, load_causal_lm
-from burnish.model.packing import Packed, pack
-from burnish.model.policy import PolicyModule, ValueModule, checkpoint_activations
+from burnish.engine.residence import Residence
+from burnish.engine.weights_out import BUCKET_BYTES, named_weights
+from burnish.model import lora
+from burnish.model.activations import ActivationOffload
+from burnish.model.flops import FlopsCounter
+from burnish.model.fused_adapters import fuse_adapters
+from burnish.model.fused_layers import fuse_where_it_pays, fused_blocks
+from burnish.model.load import (
+    backbone_skeleton,
+    causal_lm_skeleton,
+    load_backbone,
+    load_causal_lm,
+    load_config,
+)
+from burnish.model.packing import Packed, pack, row_sizes
+from burnish.model.policy import PolicyModule, ValueModule, set_dtype
+from burnish.model.sequence_parallel import check_can_share
 from burnish.protocol import DataProto
-from burnish.utils.errors import CheckpointError, ConfigError
+from burnish.utils.errors import CheckpointError, ConfigError, ModelError
+from burnish.utils.seqlen_balancing import sharing_pays
+from burnish.utils.transfers import Transfers
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The compute dtype that ``fsdp_config.dtype`` names; ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"fsdp_config.dtype={name}: known are auto, {', '.join(_DTYPES)}.")
-    return _DTYPES[name]
+logger = logging.getLogger("burnish.engine")
 
 
 def _import_external(name: str) -> None:
@@ -41,20 +57,26 @@ def _import_external(name: str) -> None:
         raise ConfigError(f"model.external_lib={name}: this module cannot be imported: {error}.") from error
 
 
+def _is_trained_beside_base(name: str) -> bool:
+    """Whether a parameter is trained where the base is frozen: an adapter's, or the value head's, which no base has."""
+    return lora.is_adapter_name(name) or name.startswith("value_head.")
+
+
 class FSDPEngine:
     """Trains or reads one model, replicated or sharded; see `burnish.engine.base.BaseEngine` for what each method means.
 
-    With more than one rank the default process group must exist before the engine is made. All ranks hold different
-    rows (data parallel) and call every method together.
+    With more than one rank the default process group must exist before the engine is made. Ranks hold different rows
+    (data parallel), or share the tokens of the same rows (sequence parallel), and call every method together.
 
     Args:
         model_config: which model, and whether activations are recomputed in the backward.
         engine_config: layout and compute dtype.
-        optim_config: AdamW and its schedule; None for a model that is only read.
-        module: "policy" gives ``log_probs``, ``entropy``, ``sum_pi_squared``; "value" gives ``values``.
+        optim_config: the optimizer and its schedule; None for a model that is only read.
+        module: "policy" gives ``log_probs``, ``entropy``, ``sum_pi_squared``, ``top1_log_probs``; "value" gives ``values``.
         device: where this rank computes.
         total_training_steps: trainer steps of the run, for the learning-rate schedule.
         model: a model from `burnish.model.load` to take over instead of loading ``model_config.path``.
+        share_prompts: whether rows with the same prompt compute it once in a micro-batch; None: where it saves enough.
     """
 
     def __init__(
@@ -67,50 +89,141 @@ class FSDPEngine:
         device: torch.device | str = "cpu",
         total_training_steps: int = 1,
         model: PreTrainedModel | None = None,
+        share_prompts: bool | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self.dp_rank, self.dp_size = ranks.rank(), ranks.world_size()
+        self._share_prompts = share_prompts
+        self._mesh = make_mesh(engine_config.ulysses_sequence_parallel_size)
+        self.dp_rank, self.dp_size, self.sp_size = self._mesh.dp_rank, self._mesh.dp_size, self._mesh.sp_size
         self.model_config = model_config
+        self.engine_config = engine_config
         self.kind = module
-        dtype = resolve_dtype(engine_config.dtype, self.device)
-        trained = optim_config is not None
-        # Masters have at least float32; a model that is only read needs none.
-        self._load_dtype = torch.promote_types(dtype, torch.float32) if trained else dtype
         if model_config.external_lib:
             _import_external(model_config.external_lib)
         if model is None and model_config.path is None:
             raise ConfigError("A model path is needed: set actor_rollout_ref.model.path (or critic.model.path).")
-        whole = self._build(model_config.path, model)
-        if trained and model_config.enable_gradient_checkpointing:
-            checkpoint_activations(whole.model)
-        self._layout: Layout
-        if self.dp_size == 1 or engine_config.fsdp_size == 1:
-            self._layout = Replicated(whole, dtype, self.device, trained)
-        else:
-            self._layout = Sharded(
-                whole,
-                dtype,
-                self.device,
-                trained,
-                fsdp_size=engine_config.fsdp_size,
-                reshard_after_forward=engine_config.reshard_after_forward,
-            )
+        dtype = resolve_dtype(engine_config.dtype, self.device, lambda: self._config_of(model))
+        trained = optim_config is not None
+        # Masters have at least float32; a model that is only read needs none, nor does one beside its adapters.
+        master_dtype = torch.promote_types(dtype, torch.float32)
+        self.has_adapters = lora.wants_adapters(model_config)
+        """Whether adapters (LoRA) are trained instead of the model."""
+        self._load_dtype = master_dtype if trained and not self.has_adapters else dtype
+        whole, from_rank_zero = self._build_everywhere(model_config.path, model)
+        check_can_share(whole.model.config, self.sp_size)
+        if self.has_adapters:
+            lora.add_adapters(whole.model, model_config, base_path=model_config.path)
+        for name, parameter in whole.named_parameters():
+            parameter.requires_grad_(trained and (not self.has_adapters or _is_trained_beside_base(name)))
+        set_dtype(whole, master_dtype, trained=True)
+        fuse_where_it_pays(whole.model, self.device, dtype)
+        if self.has_adapters:
+            fuse_adapters(whole.model)
+        self._keys = Keys.of(module, trained=trained)
+        self._transfers = Transfers(self.device)
+        self._planner = self._make_planner(whole, dtype, trained)
+        self._layout = self._make_layout(whole, dtype, from_rank_zero)
+        self._flops_counter, self._flops = FlopsCounter(whole.model, getattr(whole, "value_head", None)), 0.0
         self._optimizer = (
             None if optim_config is None else MasterOptimizer(self._layout, optim_config, total_training_steps)
         )
+        if not can_offload(self.device):
+            self._say_what_has_no_effect()
+        self._residence = Residence(self._layout, self._optimizer, engine_config, self._transfers)
 
-    def _build(self, path: str | None, model: PreTrainedModel | None = None) -> PolicyModule | ValueModule:
+    def _make_planner(self, whole: Module, dtype: torch.dtype, trained: bool) -> ActivationPlanner | None:
+        """What decides about the activations of the blocks; None where the model names none, or nothing is to be decided."""
+        mode, config = self.model_config.enable_gradient_checkpointing, self.engine_config
+        offload = None
+        if trained and self.model_config.enable_activation_offload and can_offload(self.device):
+            offload = ActivationOffload(self._transfers)
+        compiled = config.use_torch_compile
+        if compiled and fused_blocks(whole.model):
+            logger.warning(
+                "%s has no effect: the layers of this model are fused.", self._keys.fsdp("use_torch_compile=true")
+            )
+            compiled = False
+        if not compiled and not (trained and (mode or offload)):
+            return None
+        try:
+            return ActivationPlanner(
+                whole, dtype, self.device.type, mode=trained and mode, offload=offload, compiled=compiled
+            )
+        except ModelError:
+            if mode == "auto" and offload is None and not compiled:
+                return None
+            raise
+
+    def _make_layout(self, whole: Module, dtype: torch.dtype, from_rank_zero: bool) -> Layout:
+        config = self.engine_config
+        if ranks.world_size() == 1 or config.fsdp_size == 1:
+            return Replicated(
+                whole,
+                dtype,
+                self.device,
+                from_rank_zero=from_rank_zero,
+                frees_grads=config.param_offload and can_offload(self.device),
+            )
+        return Sharded(
+            whole,
+            dtype,
+            self.device,
+            fsdp_size=config.fsdp_size,
+            reshard_after_forward=config.reshard_after_forward,
+            forward_prefetch=config.forward_prefetch,
+            defers_sync=self._defers_sync(whole),
+            on_cpu=config.offload_policy,
+            from_rank_zero=from_rank_zero,
+        )
+
+    def _defers_sync(self, whole: Module) -> bool:
+        """Whether gradients are reduced once per update: where nobody says, if whole ones take little of the memory."""
+        if self.engine_config.defer_gradient_sync != "auto":
+            return bool(self.engine_config.defer_gradient_sync)
+        gradients = sum(4 * parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
+        return gradients <= total_memory(self.device, ranks.world_size()) // 10
+
+    def _say_what_has_no_effect(self) -> None:
+        """Keys that move state to the CPU, where it is there already."""
+        config = self.engine_config
+        keys = [
+            self._keys.fsdp(f"{name}=true") for name in ("param_offload", "optimizer_offload") if getattr(config, name)
+        ]
+        if self._optimizer is not None and self.model_config.enable_activation_offload:
+            keys.append(self._keys.model("enable_activation_offload=true"))
+        if keys:
+            logger.warning("%s: no effect on a CPU, where all state lies anyway.", ", ".join(keys))
+
+    def _build(self, path: str | None, model: PreTrainedModel | None = None) -> Module:
         """The module at ``path``, or around ``model``, whole on the CPU in the master dtype."""
-        how: dict[str, Any] = {
-            "trust_remote_code": bool(self.model_config.trust_remote_code),
-            "override_config": self.model_config.override_config,
-        }
         if self.kind == "policy":
-            return PolicyModule(load_causal_lm(str(path), self._load_dtype, **how) if model is None else model)
-        value = ValueModule(load_backbone(str(path), self._load_dtype, **how) if model is None else model)
+            return PolicyModule(load_causal_lm(str(path), self._load_dtype, **self._how) if model is None else model)
+        value = ValueModule(load_backbone(str(path), self._load_dtype, **self._how) if model is None else model)
         if path is not None:
             checkpoint.load_value_head(value, path)
         return value
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """Keyword arguments of everything that reads a model's folder."""
+        config = self.model_config
+        return {"trust_remote_code": bool(config.trust_remote_code), "override_config": config.override_config}
+
+    def _config_of(self, model: PreTrainedModel | None) -> PreTrainedConfig:
+        """The Hugging Face configuration of ``model``, or of the one at the configured path."""
+        return load_config(str(self.model_config.path), **self._how) if model is None else model.config
+
+    def _build_everywhere(self, path: str | None, model: PreTrainedModel | None) -> tuple[Module, bool]:
+        """The module, and whether only rank 0 has its weights yet: with several ranks one reads for all."""
+        if model is not None or ranks.world_size() == 1:
+            return self._build(path, model), False
+
+        def make_skeleton() -> Module:
+            if self.kind == "policy":
+                return PolicyModule(causal_lm_skeleton(str(path), self._load_dtype, **self._how))
+            return ValueModule(backbone_skeleton(str(path), self._load_dtype, **self._how))
+
+        return build_from_rank_zero(lambda: self._build(path), make_skeleton)
 
     @property
     def module(self) -> PolicyModule | ValueModule:
@@ -128,9 +241,19 @@ class FSDPEngine:
         return self._layout.shares_storage
 
     @property
+    def speaks(self) -> bool:
+        """Whether this rank's results stand for its group, whose ranks all have the same."""
+        return self._mesh.speaks
+
+    def take_flops(self) -> float:
+        """Operations of this rank's passes since the last call: of the tokens really computed, each once."""
+        flops, self._flops = self._flops, 0.0
+        return flops
+
+    @property
     def all_ranks(self) -> ranks.AllRanks:
         """Sums and values of all ranks' rows."""
-        return ranks.AllRanks(self.device)
+        return ranks.AllRanks(self.device, speaks=self._mesh.speaks)
 
     def global_batch_info(self, batch: DataProto, loss_scale_factor: float | None = None) -> dict[str, Any]:
         """The denominators of one optimizer step whose rows on this rank are ``batch``, counted over all ranks.
@@ -140,7 +263,8 @@ class FSDPEngine:
         """
         mask = self._tensor(batch, "loss_mask", "response_mask").bool()
         tokens, rows = float(mask.sum()), float(mask.any(1).sum())
-        tokens, rows = ranks.all_reduce_numbers([tokens, rows], "sum", self.device)
+        counted = [tokens, rows] if self._mesh.speaks else [0.0, 0.0]
+        tokens, rows = ranks.all_reduce_numbers(counted, "sum", self.device)
         return {
             "dp_size": self.dp_size,
             "batch_num_tokens": int(tokens),
@@ -160,17 +284,22 @@ class FSDPEngine:
     ) -> Outputs:
         """``outputs`` of the rows in their order: [batch, response] float32, zero where ``response_mask`` is false."""
         self.module.eval()
-        rows = _Rows(batch)
-        result: dict[str, Tensor] = {}
-        for indices in self._micro_batches(rows, micro_batch_size, max_token_len):
-            values = self.module(rows.pack(indices, self.device), temperature, outputs)
-            for name, value in values.items():
-                if name not in result:
-                    result[name] = value.new_zeros(len(rows), rows.response_width)
-                if indices:
-                    result[name][torch.tensor(indices, device=value.device)] = value
+        self._residence.fetch()
+        rows = _Rows(batch, self._share_prompts)
+        found: dict[str, list[Tensor]] = {}
+        order: list[int] = []
+        current = self._keys.micro_batch(update=False, by_rows=max_token_len is None)
+        with out_of_memory.stage(self._keys.infer_stage, self.device, current, self._step_keys()):
+            for indices in self._micro_batches(rows, micro_batch_size, max_token_len):
+                rows.describe(indices, current)
+                values = self._forward(rows.pack(indices, self.device), temperature, outputs)
+                order += indices
+                for name, value in values.items():
+                    found.setdefault(name, []).append(value[: len(indices)])
         self._layout.after_inference()
-        return result
+        # At once: putting every micro-batch in its place would let the host wait for each.
+        places = torch.tensor(order, dtype=torch.int64).argsort().to(self.device)
+        return {name: torch.cat(parts)[places] for name, parts in found.items()}
 
     def train_batch(
         self,
@@ -194,25 +323,33 @@ class FSDPEngine:
         """
         info = self.global_batch_info(batch) if global_batch_info is None else global_batch_info
         self.module.train()
-        rows = _Rows(batch)
-        on_device = batch.to(self.device)
+        self._residence.fetch()
+        rows = _Rows(batch, self._share_prompts)
         shares: dict[str, Tensor] = {}
-        for indices in self._micro_batches(rows, micro_batch_size, max_token_len):
-            values = self.module(rows.pack(indices, self.device), temperature, outputs)
-            if not indices:
-                # Nothing of ours is left, but the other ranks wait in the collectives of this forward and backward.
-                sum(value.sum() for value in values.values()).backward()  # type: ignore[union-attr]
-                continue
-            loss, metrics = loss_fn(values, on_device.select_idxs(indices), info)
-            loss.backward()
-            for name, share in metrics.items():
-                share = torch.as_tensor(share).detach().double()
-                shares[name] = _combine(name, shares[name], share) if name in shares else share
+        current = self._keys.micro_batch(update=True, by_rows=max_token_len is None)
+        with out_of_memory.stage(self._keys.update_stage, self.device, current, self._update_keys()):
+            micro_batches = self._micro_batches(rows, micro_batch_size, max_token_len, plans=True)
+            # Rows that one micro-batch after the other takes as views: choosing them anew would let the host wait for each.
+            on_device, begin = batch.select_idxs(list(chain(*micro_batches))).to(self.device), 0
+            for number, indices in enumerate(micro_batches, 1):
+                rows.describe(indices, current)
+                self._layout.start_micro_batch(is_last=number == len(micro_batches))
+                values = self._forward(rows.pack(indices, self.device), temperature, outputs)
+                if not indices:
+                    # Nothing of ours is left, but the other ranks wait in the collectives of this forward and backward.
+                    sum(value.sum() for value in values.values()).backward()  # type: ignore[union-attr]
+                    continue
+                loss, metrics = loss_fn(values, on_device.slice(begin, begin + len(indices)), info)
+                begin += len(indices)
+                loss.backward()
+                for name, share in metrics.items():
+                    share = torch.as_tensor(share).detach().double()
+                    shares[name] = _combine(name, shares[name], share) if name in shares else share
         self.module.eval()
-        return ranks.merge_metrics(_to_floats(shares))
+        return ranks.merge_metrics(_to_floats(shares), speaks=self._mesh.speaks)
 
     def optimizer_step(self, step: int) -> dict[str, float]:
-        """One AdamW update at trainer step ``step`` (from 1) with the gradient gathered so far, clipped; clears it.
+        """One update of the optimizer at trainer step ``step`` (from 1) with the gradient gathered so far, clipped; clears it.
 
         Returns:
             ``grad_norm`` before clipping, ``lr``, ``skipped_updates``: 1 when the gradient was not finite, and nothing
@@ -220,23 +357,65 @@ class FSDPEngine:
         """
         if self._optimizer is None:
             raise ConfigError("This engine only reads its model: it was made without an optimizer configuration.")
-        return self._optimizer.step(step)
+        self._residence.fetch()
+        self._residence.note_change()
+        with out_of_memory.stage(self._keys.step_stage, self.device, None, self._step_keys()):
+            return self._optimizer.step(step)
+
+    def park(self) -> None:
+        """Sends to the CPU what `param_offload` keeps there between uses; the next use brings it back.
+
+        Call it when the stage is over: after the last update of a step, after a log-prob pass.
+        """
+        self._residence.park()
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """How the last update fitted into memory, where `enable_gradient_checkpointing` is auto."""
+        return None if self._planner is None else self._planner.plan
+
+    def _step_keys(self) -> list[str]:
+        """Keys that would leave more memory to anything but an update; a model that is only read has no such state."""
+        return [] if self._optimizer is None else self._keys.for_step(self.engine_config)
+
+    def _update_keys(self) -> list[str]:
+        """Keys that would leave an update more memory."""
+        recomputes_all = self._planner is not None and self._planner.recomputes_all
+        return self._keys.for_update(self.model_config, self.engine_config, recomputes_all=recomputes_all)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Whole gradient of every trained parameter, averaged over the ranks, by the module's parameter names."""
         self._layout.reduce_grads()
         return {name: self._layout.gather(name, grad).clone() for name, grad in self._layout.local_grads().items()}
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(
+        self, *, bucket_bytes: int = BUCKET_BYTES, adapters_only: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face name and whole tensor, in the compute dtype, of every weight; a tied pair comes once.
 
-        Replicated: the weights themselves, not copies. Sharded: gathered one by one, so all ranks must go through it.
+        A model with adapters gives its base and after it the adapters, unmerged. Replicated: the weights themselves, not
+        copies. Sharded: gathered in buckets, so all ranks must go through it.
+
+        Args:
+            bucket_bytes: of the whole tensors that are gathered at a time.
+            adapters_only: leaves out the base, which never changes.
         """
-        return named_weights(self._layout)
+        self._residence.fetch(wait=True)
+        yield from named_weights(self._layout, bucket_bytes=bucket_bytes, adapters_only=adapters_only)
+
+    def adapters_off(self) -> AbstractContextManager[None]:
+        """Inside, the model is its base: what it was before the first update, as the reference of a policy with adapters."""
+        return lora.adapters_off(self.module)
+
+    def export_merged(self, path: str | Path) -> None:
+        """Writes the model with its adapters added to its weights, in float32, in Hugging Face format; it stays as it is."""
+        with self._residence.everything():
+            checkpoint.export_merged(self._layout, Path(path))
 
     def non_finite_weights(self) -> list[str]:
         """Names of the weights, masters and optimizer moments that hold NaN or infinity on any rank, the same on every rank."""
-        return checkpoint.non_finite(self._layout, self._optimizer, self.device)
+        with self._residence.everything():
+            return checkpoint.non_finite(self._layout, self._optimizer, self.device)
 
     def save_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
         """Writes the model in Hugging Face format and ``optimizer.pt`` to the folder ``path``.
@@ -252,7 +431,8 @@ class FSDPEngine:
                 f"{path} was not written: {broken[0]!r}{more} of the model or its optimizer holds NaN or infinity. "
                 f"The checkpoint before is unharmed; resume from it with a lower learning rate."
             )
-        checkpoint.save(self._layout, self._optimizer, Path(path), contents)
+        with self._residence.everything():
+            checkpoint.save(self._layout, self._optimizer, Path(path), contents)
 
     def load_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
         """Continues from a folder written by `save_checkpoint`, in place, whatever layout and ranks wrote it.
@@ -260,16 +440,74 @@ class FSDPEngine:
         Raises:
             CheckpointError: there is no such folder, or its optimizer state is missing or of another model.
         """
-        if not (Path(path) / "config.json").exists():
-            raise CheckpointError(f"{path} is no checkpoint of a model: it has no config.json.")
-        source = self._build(str(path)) if "model" in contents else None
-        checkpoint.load(self._layout, self._optimizer, Path(path), contents, source)
+        checkpoint.check_folder(Path(path), self.has_adapters)
+        source = None
+        if "model" in contents and not self.has_adapters:
+            one_rank = ranks.world_size() == 1
+            source = self._build(str(path)) if one_rank else on_rank_zero(lambda: self._build(str(path)))
+        with self._residence.everything():
+            checkpoint.load(self._layout, self._optimizer, Path(path), contents, source)
+            self._residence.note_change()
 
-    def _micro_batches(self, rows: "_Rows", micro_batch_size: int | None, max_token_len: int | None) -> list[list[int]]:
-        """This rank's micro-batches, filled up with empty ones to the largest number that any rank has."""
-        micro_batches = split_rows(rows.lengths, micro_batch_size=micro_batch_size, max_token_len=max_token_len)
-        (most,) = ranks.all_reduce_numbers([float(len(micro_batches))], "max", self.device)
+    def _forward(self, packed: Packed, temperature: float, outputs: Sequence[str]) -> Outputs:
+        """The module's outputs of all labels, also where the ranks of a group share the tokens."""
+        parallel = self._mesh.sequence_parallel
+        if parallel is not None:
+            packed = parallel.slice(packed)
+        self._flops += self._flops_counter.flops(
+            packed.num_tokens, packed.context.num_pairs, packed.labels.numel(), backward=torch.is_grad_enabled()
+        )
+        values = self.module(packed, temperature, outputs)
+        if self._planner is not None:
+            self._planner.activations.end_forward()
+        return values if parallel is None else parallel.gather(values)
+
+    def _micro_batches(
+        self, rows: "_Rows", micro_batch_size: int | None, max_token_len: int | None, *, plans: bool = False
+    ) -> list[list[int]]:
+        """This rank's micro-batches, filled up with empty ones to the largest number that any rank has.
+
+        Args:
+            plans: decides how activations are kept, for the largest micro-batch and the least free memory of all ranks.
+        """
+        # A bound is of the tokens of one rank, of which a group holds sp_size times as many.
+        cut: dict[str, Any] = {
+            "micro_batch_size": micro_batch_size,
+            "max_token_len": max_token_len,
+            "num_sharing": self.sp_size,
+        }
+        micro_batches = rows.split(**cut)
+        plans = plans and self._planner is not None and self._planner.is_automatic
+        numbers = [float(len(micro_batches))]
+        if plans:
+            largest = max((rows.num_tokens(indices) for indices in micro_batches), default=1)
+            numbers += [-(-largest // self.sp_size), -free_memory(self.device, ranks.world_size())]
+        most, *memory = ranks.all_reduce_numbers(numbers, "max", self.device)
+        if plans:
+            assert self._planner is not None
+            self._planner.prepare(
+                num_tokens=int(memory[0]),
+                fixed_bytes=self._fixed_bytes(int(memory[0])),
+                free_bytes=int(-memory[1]),
+                keys=self._keys.micro_batch(update=True, by_rows=max_token_len is None).cut_key,
+            )
+        if max_token_len is not None and len(micro_batches) < most:
+            # The others' number anyway: the same rows in more micro-batches, not in the same ones beside empty ones.
+            micro_batches = rows.split(**cut, num_micro_batches=int(most))
         return micro_batches + [[]] * (int(most) - len(micro_batches))
+
+    def _fixed_bytes(self, num_tokens: int) -> int:
+        """Memory that an update still takes beside activations: gradients, moments, the head, gathered weights."""
+        layout, optimizer = self._layout, self._optimizer
+        needed = layout.missing_grad_bytes + layout.passing_bytes
+        if optimizer is not None and not self.engine_config.optimizer_offload:
+            # Before the first step there are none; two for each master is what AdamW keeps.
+            masters = layout.masters()
+            if not any(optimizer.state_tensors(name) for name in masters):
+                needed += sum(2 * master.nbytes for master in masters.values())
+        if isinstance(self.module, PolicyModule):
+            needed += head_bytes(num_tokens, self.module.model.get_output_embeddings().weight)
+        return needed
 
     @staticmethod
     def _tensor(batch: DataProto, *names: str) -> Tensor:
@@ -279,9 +517,13 @@ class FSDPEngine:
 
 
 class _Rows:
-    """CPU copies of what packing needs of a batch, made once for all its micro-batches."""
+    """CPU copies of what packing needs of a batch, made once for all its micro-batches.
 
-    def __init__(self, batch: DataProto) -> None:
+    Args:
+        share_prompts: as the engine's.
+    """
+
+    def __init__(self, batch: DataProto, share_prompts: bool | None) -> None:
         assert batch.batch is not None
         self.input_ids = batch.batch["input_ids"].cpu()
         self.attention_mask = batch.batch["attention_mask"].cpu().bool()
@@ -290,15 +532,37 @@ class _Rows:
             self.label_mask = batch.batch["response_mask"].cpu().bool()
         else:
             self.label_mask = self.attention_mask[:, self.attention_mask.shape[1] - self.response_width :]
-        self.lengths: list[int] = self.attention_mask.sum(1).tolist()
+        self.sizes = row_sizes(self.input_ids, self.attention_mask, self.label_mask)
+        self.lengths = self.sizes.lengths
+        if share_prompts is None:
+            share_prompts = sharing_pays(sum(self.lengths), self.sizes.shared_tokens)
+        self._prompts = self.sizes.prompts if share_prompts else None
+        uids = batch.non_tensor_batch.get("uid")
+        self._uids = None if uids is None else list(uids)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def describe(self, indices: list[int], current: out_of_memory.MicroBatch) -> None:
+        """Notes that the rows ``indices`` go through the model now."""
+        longest = max((self.lengths[row] for row in indices), default=0)
+        current.num_rows, current.num_tokens, current.longest = len(indices), self.num_tokens(indices), longest
+
+    def num_tokens(self, indices: list[int]) -> int:
+        """Tokens that the rows ``indices`` compute together."""
+        return self.sizes.num_tokens(indices, shared=self._prompts is not None)
+
+    def split(self, **how: Any) -> list[list[int]]:
+        """Row indices of each micro-batch; see `split_rows`."""
+        return split_rows(
+            self.lengths, prompts=self._prompts, prompt_lengths=self.sizes.prompt_lengths, names=self._uids, **how
+        )
+
     def pack(self, indices: list[int], device: torch.device) -> Packed:
         """The rows ``indices`` as one packed row."""
         index = torch.tensor(indices, dtype=torch.int64)
-        return pack(self.input_ids[index], self.attention_mask[index], self.label_mask[index], device)
+        prompts = None if self._prompts is None else [self._prompts[row] for row in indices]
+        return pack(self.input_ids[index], self.attention_mask[index], self.label_mask[index], device, prompts=prompts)
 
 
 def _combine(name: str, a: Tensor, b: Tensor) -> Tensor:
@@ -311,6 +575,9 @@ def _combine(name: str, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _to_floats(shares: dict[str, Tensor]) -> dict[str, float]:
-    if not shares:
-        return {}
-    return dict(zip(shares, torch.stack(list(shares.values())).tolist(), strict=True))
+    """In one look at the device; a loss of the user's own may give numbers, which are on the CPU."""
+    on_device = {name: share for name, share in shares.items() if share.device.type != "cpu"}
+    floats = {name: float(share) for name, share in shares.items() if name not in on_device}
+    if on_device:
+        floats |= dict(zip(on_device, torch.stack(list(on_device.values())).tolist(), strict=True))
+    return {name: floats[name] for name in shares}

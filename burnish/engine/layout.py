@@ -8,16 +8,19 @@ Both show the optimizer the same thing: for each trained parameter a plain tenso
 gradient averaged over the ranks.
 """
 
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from burnish.engine import ranks
+from burnish.engine.loading import from_rank_zero, receive_buffers, receive_parameters
+from burnish.model.lora import hf_name
 from burnish.model.policy import PolicyModule, ValueModule, set_dtype, transformer_blocks
 from burnish.model.projections import pack_projections
 from burnish.utils.errors import ConfigError
@@ -30,16 +33,33 @@ class Replicated:
 
     shares_storage = True
 
-    def __init__(self, module: Module, dtype: torch.dtype, device: torch.device, trained: bool) -> None:
-        """Takes ``module`` in its master dtype and leaves it in ``dtype`` on ``device``."""
+    def __init__(
+        self,
+        module: Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        from_rank_zero: bool = False,
+        frees_grads: bool = False,
+    ) -> None:
+        """Takes ``module`` with its trained parameters in their master dtype, and leaves it in ``dtype`` on ``device``.
+
+        Args:
+            from_rank_zero: rank 0 has the weights and sends them; see `burnish.engine.loading`.
+            frees_grads: gives the memory of main gradients back after each step.
+        """
+        if from_rank_zero:
+            receive_parameters(module, module, device)
+            receive_buffers(module, device)
         self.module: Module = module.to(device)
         self.dtype = dtype
+        self.device = device
+        self._frees_grads = frees_grads
         self._masters: dict[str, Tensor] = {}
         self._main_grads: dict[str, Tensor] = {}
-        parameters = dict(module.named_parameters())
-        for parameter in parameters.values():
-            parameter.requires_grad_(trained)
-        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        # Those that hold an earlier update's gradient.
+        self._stale_grads: set[str] = set()
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._has_own_masters = any(p.dtype != dtype for p in self._parameters.values())
         if self._has_own_masters:
             self._masters = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -56,9 +76,15 @@ class Replicated:
         def accumulate(parameter: Tensor) -> None:
             # In bf16 a sum over micro-batches would lose what is 256 times smaller than itself.
             if name not in self._main_grads:
-                self._main_grads[name] = torch.zeros_like(self._masters[name])
+                self._main_grads[name] = torch.empty_like(self._masters[name])
+                self._stale_grads.add(name)
             assert parameter.grad is not None
-            self._main_grads[name].add_(parameter.grad)
+            if name in self._stale_grads:
+                # The first of an update: a copy is half of the traffic of zeroing and adding.
+                self._main_grads[name].copy_(parameter.grad)
+                self._stale_grads.remove(name)
+            else:
+                self._main_grads[name].add_(parameter.grad)
             parameter.grad = None
 
         return accumulate
@@ -69,6 +95,9 @@ class Replicated:
 
     def local_grads(self) -> dict[str, Tensor]:
         """Gradient of every trained parameter, in the master's dtype; zero where nothing flowed."""
+        for name in self._stale_grads:
+            self._main_grads[name].zero_()
+        self._stale_grads.clear()
         grads = {}
         for name, parameter in self._parameters.items():
             grad = self._main_grads.get(name) if self._has_own_masters else parameter.grad
@@ -87,22 +116,55 @@ class Replicated:
 
     def clear_grads(self) -> None:
         """Sets every gradient to nothing."""
-        for grad in self._main_grads.values():
-            grad.zero_()
+        if self._frees_grads:
+            self._main_grads.clear()
+        self._stale_grads = set(self._main_grads)
         for parameter in self._parameters.values():
             parameter.grad = None
 
     @torch.no_grad()
-    def publish_masters(self) -> None:
-        """Writes changed masters to the compute weights, in place."""
-        if self._has_own_masters:
+    def publish_masters(self, names: Iterable[str] | None = None) -> None:
+        """Writes changed masters (all, or those of ``names``) to the compute weights, in place."""
+        changed = list(self._parameters if names is None else names)
+        if self._has_own_masters and changed:
             torch._foreach_copy_(
-                [p.data for p in self._parameters.values()], [self._masters[name] for name in self._parameters]
+                [self._parameters[name].data for name in changed], [self._masters[name] for name in changed]
             )
+
+    @property
+    def missing_grad_bytes(self) -> int:
+        """Memory that the next backward takes for gradients that last until the step."""
+        if self._has_own_masters:
+            return sum(m.nbytes for name, m in self._masters.items() if name not in self._main_grads)
+        return sum(p.nbytes for p in self._parameters.values() if p.grad is None)
+
+    @property
+    def passing_bytes(self) -> int:
+        """Memory that gradients take only until they are added to their main gradient: the largest one."""
+        return max((p.nbytes for p in self._parameters.values()), default=0) if self._has_own_masters else 0
+
+    def step_masters(self) -> dict[str, Tensor]:
+        """Masters that only a step reads; none where the compute weights are the masters."""
+        return self._masters if self._has_own_masters else {}
+
+    def weight_parts(self) -> list[tuple[nn.Module, list[Tensor]]]:
+        """The weights, module by module in the order of their use, where nobody else reads them: in a model that is not
+        trained, which no rollout shares."""
+        return [] if self._parameters else _by_module(self.module)
+
+    def start_micro_batch(self, *, is_last: bool) -> None:
+        """Gradients are reduced once, before the step."""
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
         """``value`` summed over the ranks that hold parts of one copy: here each holds all."""
         return value
+
+    # One rank holds all of a copy.
+    num_shards, shard_index = 1, 0
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """``value`` of each rank that holds a part of one copy."""
+        return [value]
 
     def gather(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor of which ``local`` is this rank's part."""
@@ -126,34 +188,61 @@ class Sharded:
         module: Module,
         dtype: torch.dtype,
         device: torch.device,
-        trained: bool,
         *,
         fsdp_size: int,
         reshard_after_forward: bool,
+        forward_prefetch: bool = False,
+        defers_sync: bool = False,
+        on_cpu: bool = False,
+        from_rank_zero: bool = False,
     ) -> None:
-        """Takes ``module`` in its master dtype, whole on the CPU, and shards it over ``fsdp_size`` ranks (-1: all)."""
+        """Takes ``module``, whole on the CPU, its trained parameters in their master dtype, and shards it.
+
+        Args:
+            fsdp_size: ranks that share one copy; -1 is all.
+            forward_prefetch: gathers the next block before one computes; in the backward FSDP2 does so by itself.
+            defers_sync: reduces gradients after the last micro-batch only. They add up in float32 and whole until then.
+            on_cpu: shards, gradients and masters live on the CPU, from where each block is fetched.
+            from_rank_zero: rank 0 has the weights and sends them, block by block; see `burnish.engine.loading`.
+        """
         world = ranks.world_size()
         size = world if fsdp_size == -1 else fsdp_size
-        if size > world or world % size:
-            raise ConfigError(f"fsdp_size={fsdp_size} must divide the number of workers, which is {world}.")
+        if size < 1 or size > world or world % size:
+            sizes = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+            raise ConfigError(
+                f"fsdp_config.fsdp_size={fsdp_size}: {world} workers cannot be divided into groups of {fsdp_size} that hold "
+                f"one copy of the model each. Set -1 (all of them) or one of {sizes}."
+            )
         shape, names = ((world,), ("shard",)) if size == world else ((world // size, size), ("replicate", "shard"))
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         self._shard_group = mesh.get_group("shard")
-        master_dtype = next(module.parameters()).dtype
+        master_dtypes = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad} - {dtype}
         policy = MixedPrecisionPolicy()
-        if dtype != master_dtype:
-            if trained:
-                policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=master_dtype)
-            else:
-                set_dtype(module, dtype)
-        for parameter in module.parameters():
-            parameter.requires_grad_(trained)
-        for block in transformer_blocks(module.model):
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-        module.to(device)  # buffers; parameters are there already
+        if master_dtypes:
+            (master_dtype,) = master_dtypes
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=master_dtype)
+        # What is not trained needs no master; a group may mix dtypes as long as its trained parameters have one.
+        set_dtype(module, dtype, trained=False)
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_cpu else OffloadPolicy()
+        how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
+        blocks = transformer_blocks(module.model)
+        for block in blocks:
+            if from_rank_zero:
+                receive_parameters(module, block, device)
+            fully_shard(block, reshard_after_forward=reshard_after_forward, **how)
+        if from_rank_zero:
+            receive_parameters(module, module, device)
+            receive_buffers(module, device)
+        fully_shard(module, **how)
+        if forward_prefetch:
+            for one, following in pairwise([cast(FSDPModule, each) for each in (module, *blocks)]):
+                one.set_modules_to_forward_prefetch([following])
+        _move_buffers(module, device)
         self.module: Module = module
         self.dtype = dtype
+        self.device = device
+        self._defers_sync = defers_sync
+        self.passing_bytes = self._passing_bytes(blocks)
         self._parameters: dict[str, DTensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}  # type: ignore[misc]
         self._masters: dict[str, Tensor] = {name: _local(p.detach()) for name, p in self._parameters.items()}
 
@@ -176,19 +265,71 @@ class Sharded:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def publish_masters(self) -> None:
+    def publish_masters(self, names: Iterable[str] | None = None) -> None:
         """The shards are the masters."""
+
+    @property
+    def missing_grad_bytes(self) -> int:
+        """Memory that the next backward takes for gradients that last until the step, or until they are reduced."""
+        whole = sum(4 * p.numel() for p in self._parameters.values()) if self._defers_sync else 0
+        return whole + sum(self._masters[name].nbytes for name, p in self._parameters.items() if p.grad is None)
+
+    def _passing_bytes(self, blocks: list[nn.Module]) -> int:
+        """Memory of what is whole for a while: the root's weights, those of two blocks, and one block's gradients."""
+        sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+        root = sum(parameter.numel() for parameter in self.module.parameters()) - sum(sizes)
+        trained = any(parameter.requires_grad for parameter in self.module.parameters())
+        gradients = max(*sizes, root) * (self.dtype.itemsize + 4) if trained else 0
+        return (root + 2 * max(sizes)) * self.dtype.itemsize + gradients
+
+    def step_masters(self) -> dict[str, Tensor]:
+        """None: the masters are the weights, which forward and backward read too."""
+        return {}
+
+    def weight_parts(self) -> list[tuple[nn.Module, list[Tensor]]]:
+        """This rank's shards, all at once: FSDP2 reads those of a block before the block is called."""
+        return [(self.module, [_local(parameter.detach()) for parameter in self.module.parameters()])]
+
+    def start_micro_batch(self, *, is_last: bool) -> None:
+        """Says whether gradients are reduced after this micro-batch; all ranks call it alike."""
+        if self._defers_sync:
+            root = cast(FSDPModule, self.module)
+            root.set_requires_gradient_sync(is_last)
+            root.set_is_last_backward(is_last)
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
         """``value`` summed over the ranks that hold parts of one copy."""
+        value = value.to(self.device)
         torch.distributed.all_reduce(value, group=self._shard_group)
         return value
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that hold parts of one copy."""
+        return torch.distributed.get_world_size(self._shard_group)
+
+    @property
+    def shard_index(self) -> int:
+        """This rank's place among them."""
+        return torch.distributed.get_rank(self._shard_group)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """``value`` of each rank that holds a part of one copy, on the first of them; nothing on the others."""
+        first = self.shard_index == 0
+        values: list[Any] | None = [None] * self.num_shards if first else None
+        torch.distributed.gather_object(value, values, group=self._shard_group, group_dst=0)
+        return values or []
 
     def gather(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor of which ``local`` is this rank's part; all ranks call it."""
         like = self._parameters[name]
         part = DTensor.from_local(
-            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            local.to(self.device),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
         )
         return part.full_tensor()
 
@@ -206,21 +347,7 @@ class Sharded:
 Layout = Replicated | Sharded
 
 
-def named_weights(layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face name and whole tensor, in the compute dtype, of every parameter and stored buffer; a tied pair comes once.
-
-    Replicated: the compute weights themselves, not copies. Sharded: one gathered parameter at a time; all ranks call.
-    """
-    for name, parameter in layout.module.named_parameters():
-        tensor: Tensor = parameter.detach()
-        if isinstance(tensor, DTensor):
-            tensor = cast(DTensor, tensor.to(layout.dtype)).full_tensor()
-        yield name.removeprefix("model."), tensor
-    for name, buffer in _persistent_buffers(layout.module):
-        yield name.removeprefix("model."), buffer
-
-
-def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers that belong to a model's weights, as the selection biases of some mixtures of experts; whole on every rank."""
     stored = module.state_dict().keys()
     yield from ((name, buffer) for name, buffer in module.named_buffers() if name in stored)
@@ -231,29 +358,47 @@ def local_parts(layout: Layout) -> dict[str, Tensor]:
     masters = layout.masters()
     parts: dict[str, Tensor] = {}
     for name, parameter in layout.module.named_parameters():
-        label, part = name.removeprefix("model."), _local(parameter.detach())
+        label, part = hf_name(name).removeprefix("model."), _local(parameter.detach())
         parts[label] = part
         if name in masters and masters[name].data_ptr() != part.data_ptr():
             parts[f"master of {label}"] = masters[name]
-    parts |= {name.removeprefix("model."): buffer for name, buffer in _persistent_buffers(layout.module)}
+    parts |= {name.removeprefix("model."): buffer for name, buffer in persistent_buffers(layout.module)}
     return parts
 
 
-def copy_into_parameters(layout: Layout, source: nn.Module) -> None:
-    """Copies the weights of ``source``, the same architecture whole on the CPU, into masters and compute weights."""
-    weights = dict(source.named_parameters())
+@torch.no_grad()
+def copy_into_parameters(layout: Layout, source: nn.Module | None) -> None:
+    """Copies the weights of ``source`` into masters and compute weights; all ranks call it.
+
+    Args:
+        source: the same architecture, whole on the CPU. With several ranks only rank 0 has it, and sends it.
+    """
+    weights: dict[str, Tensor] = {} if source is None else dict(source.named_parameters())
     masters = layout.masters()
-    with torch.no_grad():
-        for name, parameter in layout.module.named_parameters():
-            whole = weights[name].detach()
-            if name in masters:
-                masters[name].copy_(layout.scatter(name, whole))
-            else:
-                _local(parameter).copy_(_part_of(whole, parameter))
-        buffers = dict(source.named_buffers())
-        for name, buffer in _persistent_buffers(layout.module):
-            buffer.copy_(buffers[name])
+    for name, parameter in layout.module.named_parameters():
+        part = masters[name] if name in masters else _local(parameter.detach())
+        whole = from_rank_zero(weights.get(name), parameter.shape, part.dtype, layout.device)
+        part.copy_(_part_of(whole, parameter))
+    buffers: dict[str, Tensor] = {} if source is None else dict(source.named_buffers())
+    for name, buffer in persistent_buffers(layout.module):
+        buffer.copy_(from_rank_zero(buffers.get(name), buffer.shape, buffer.dtype, layout.device))
     layout.publish_masters()
+
+
+def _by_module(module: Module) -> list[tuple[nn.Module, list[Tensor]]]:
+    """The parameters of ``module`` that lie in no block, then those of each block."""
+    blocks = transformer_blocks(module.model)
+    inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+    outside = [parameter.detach() for parameter in module.parameters() if id(parameter) not in inside]
+    return [(module, outside), *((block, [p.detach() for p in block.parameters()]) for block in blocks)]
+
+
+def _move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Moves buffers alone: parameters are where they belong already, which may be the CPU."""
+    for each in module.modules():
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = buffer.to(device)
 
 
 def _local(tensor: Tensor) -> Tensor:

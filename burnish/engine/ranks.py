@@ -36,15 +36,18 @@ def all_reduce_numbers(numbers: list[float], op: str, device: torch.device) -> l
     return tensor.tolist()
 
 
-def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
+def merge_metrics(metrics: dict[str, float], *, speaks: bool = True) -> dict[str, float]:
     """Metrics of the whole step from each rank's share: sums, but maximum and minimum for names that end so.
 
     Ranks may know different names: a rank whose rows all pad the dispatch has none.
+
+    Args:
+        speaks: whether this rank's share counts; of ranks with the same rows one does.
     """
     if world_size() == 1:
         return metrics
     shares: list[dict[str, float]] = [{}] * world_size()
-    dist.all_gather_object(shares, metrics)
+    dist.all_gather_object(shares, metrics if speaks else {})
     merged: dict[str, float] = {}
     for share in shares:
         for name, value in share.items():
@@ -68,14 +71,18 @@ class AllRanks:
 
     Args:
         device: where the ranks' tensors meet; an accelerator's backend takes no others.
+        speaks: whether this rank's values count; of ranks with the same rows one does, and all get the result.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, speaks: bool = True) -> None:
         self.device = device
+        self.speaks = speaks
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over the ranks, in float64, on the device of ``values``."""
         total = values.detach().to(self.device, torch.float64, copy=True)
+        if not self.speaks:
+            total.zero_()
         if world_size() > 1:
             dist.all_reduce(total)
         return total.to(values.device)
@@ -85,6 +92,7 @@ class AllRanks:
         if world_size() == 1:
             return values
         mine = values.detach().to(self.device)
+        mine = mine if self.speaks else mine[:0]
         lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(world_size())]
         dist.all_gather(lengths, torch.tensor([len(mine)], device=self.device))
         sizes = torch.cat(lengths).tolist()

@@ -8,15 +8,21 @@ autograd's thread, when a global would already belong to another batch.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
+from burnish.model.gathering import Gathering, to_device
+from burnish.model.padded_attention import Padding, prefers_dense
 from burnish.utils.errors import ModelError
 
 ATTENTION_NAME = "burnish"
@@ -108,55 +114,6 @@ def plain_attention(model: PreTrainedModel, implementation: str = "eager") -> It
         model.set_attn_implementation(before)
 
 
-def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None, softcap: float | None
-) -> Tensor:
-    """Causal attention of equally long rows, all starting at their first token.
-
-    Args:
-        query: [batch, query_heads, tokens, head_dim]; key and value have key_value_heads, a divisor of query_heads.
-
-    Returns:
-        [batch, query_heads, tokens, value_dim].
-    """
-    num_tokens = query.shape[2]
-    windowed = sliding_window is not None and sliding_window < num_tokens
-    if softcap is None and not windowed:
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
-    visible = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=query.device).tril()
-    if windowed:
-        assert sliding_window is not None
-        visible = visible.triu(1 - sliding_window)
-    if softcap is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
-    return softcapped_attention(query, key, value, visible, scaling=scaling, softcap=softcap)
-
-
-def softcapped_attention(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, *, scaling: float, softcap: float
-) -> Tensor:
-    """softmax(c tanh(q k^T s / c)) v over the visible keys, in at least float32 (Gemma 2, arXiv:2408.00118).
-
-    Args:
-        query: [batch, query_heads, queries, head_dim].
-        key: [batch, key_value_heads, keys, head_dim].
-        visible: bool, broadcastable to [batch, 1, queries, keys]; every query sees a key.
-
-    Returns:
-        [batch, query_heads, queries, value_dim].
-    """
-    num_groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(num_groups, 1), value.repeat_interleave(num_groups, 1)
-    scores = (query @ key.transpose(2, 3)).to(torch.promote_types(query.dtype, torch.float32)) * scaling
-    scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    return scores.softmax(-1).to(value.dtype) @ value
-
-
 def has_varlen_kernel(query: Tensor, value: Tensor, softcap: float | None) -> bool:
     """Whether `varlen_attention` computes this: half precision on a GPU, equal head sizes up to 256, no soft-cap."""
     return (
@@ -165,6 +122,12 @@ def has_varlen_kernel(query: Tensor, value: Tensor, softcap: float | None) -> bo
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] == value.shape[-1] <= 256
     )
+
+
+@cache
+def has_flash_attn() -> bool:
+    """Whether the package flash-attn is installed: torch's own kernel of packed segments has no soft-cap."""
+    return find_spec("flash_attn") is not None
 
 
 def varlen_attention(
@@ -176,6 +139,7 @@ def varlen_attention(
     *,
     scaling: float,
     sliding_window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of packed segments; the last query of a segment is the place of its last key.
 
@@ -183,71 +147,71 @@ def varlen_attention(
         query: [queries, query_heads, head_dim]; key and value: [keys, key_value_heads, head_dim].
         ends: int32 [segments + 1] each, where the segments' queries and keys begin and end.
         longest: the most queries and the most keys of a segment.
+        softcap: only where `has_flash_attn`, whose kernel it takes.
 
     Returns:
         [queries, query_heads, head_dim].
     """
     # The kernel counts keys to the left of the query, transformers counts the query itself too.
     window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
+    if softcap is not None:
+        flash = import_module("flash_attn").flash_attn_varlen_func
+        output = flash(
+            query, key, value, *ends, *longest, softmax_scale=scaling, causal=True, window_size=window, softcap=softcap
+        )
+        assert isinstance(output, Tensor)
+        return output
     grouped = _GROUPED_HEADS if query.shape[1] != key.shape[1] else {}
     output = varlen_attn(query, key, value, *ends, *longest, scale=scaling, window_size=window, **grouped)
     assert isinstance(output, Tensor)
     return output
 
 
-class _Place(torch.autograd.Function):
-    """Rows of ``x`` written to distinct places of a zero tensor; the backward reads them back (no atomic adds)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor, num_places: int) -> Tensor:
-        ctx.save_for_backward(places)
-        return x.new_zeros((num_places, *x.shape[1:])).index_copy_(0, places, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (places,) = ctx.saved_tensors
-        return grad.index_select(0, places), None, None
-
-
-class _Take(torch.autograd.Function):
-    """Rows read from distinct places of ``x``: the inverse of `_Place`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.num_places = x.shape[0]
-        return x.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        (places,) = ctx.saved_tensors
-        return grad.new_zeros((ctx.num_places, *grad.shape[1:])).index_copy_(0, places, grad), None
-
-
 class PackedContext:
     """Causal attention inside each segment of one packed row, for training and for log-prob passes.
 
-    Attributes:
+    A segment may continue another one, as the responses of a group continue their prompt, which is there once: its tokens
+    see all tokens of that prefix before their own.
+
+    Args:
         lengths: tokens of each segment, in packed order, none of them zero.
+        device: where the row is.
+        prefixes: for each segment the first token and the number of tokens of what it continues, (0, 0) for nothing; None:
+            no segment continues anything. A prefix continues nothing itself.
+
+    Attributes:
+        lengths: as given.
         cu_seqlens: [segments + 1] int32, where segments begin and end.
         max_seqlen: the longest segment.
+        prefixes: as given, (0, 0) for None.
+        has_prefixes: whether a segment continues another one.
+        is_dense: whether the segments are equally long, and none continues another one.
+        num_pairs: pairs of a query and a key that it sees, without regard to sliding windows.
     """
 
-    # A bucket of segments is padded to its longest; a segment shorter than this share of it opens the next bucket.
-    MIN_FILL = 0.6
-
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        prefixes: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"A packed row needs segments of at least one token; got lengths {list(lengths)}.")
         self.lengths = list(lengths)
+        self.prefixes = [(0, 0)] * len(lengths) if prefixes is None else list(prefixes)
         self.max_seqlen = max(lengths)
-        starts = [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        self._starts = starts
+        self.num_pairs = sum(
+            length * prefix + length * (length + 1) // 2
+            for length, (_, prefix) in zip(self.lengths, self.prefixes, strict=True)
+        )
         self._device = torch.device(device)
-        self.cu_seqlens = torch.tensor(starts, dtype=torch.int32, device=device)
-        self._buckets: list[_Bucket] | None = None
+        self._ends = [0, *accumulate(self.lengths)]
+        (ends,) = to_device([torch.tensor(self._ends)], device)
+        self.cu_seqlens = ends.to(torch.int32)
+        self.has_prefixes = any(prefix for _, prefix in self.prefixes)
+        self.is_dense = not self.has_prefixes and min(lengths) == max(lengths)
+        self._keys: _Keys | None = None
+        self._padding: Padding | None = None
 
     def attend(
         self,
@@ -277,60 +241,43 @@ class PackedContext:
         softcap: float | None,
     ) -> Tensor:
         """query [tokens, query_heads, head_dim], key and value with key_value_heads -> [tokens, query_heads, value_dim]."""
-        if has_varlen_kernel(query, value, softcap):
-            ends, longest = (self.cu_seqlens, self.cu_seqlens), (self.max_seqlen, self.max_seqlen)
-            return varlen_attention(query, key, value, ends, longest, scaling=scaling, sliding_window=sliding_window)
-        output = query.new_empty(0)
-        for bucket in self.buckets:
-            attended = bucket.attend(query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
-            if len(self.buckets) == 1:
-                output = attended
-            else:
-                whole = _Place.apply(attended, bucket.tokens, query.shape[0])
-                output = whole if output.numel() == 0 else output + whole
-        return output
+        how: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+        if not has_varlen_kernel(query, value, None) or (softcap is not None and not has_flash_attn()):
+            return self.padding.attend(query, key, value, **how)
+        if self.is_dense and softcap is None and not sliding_window and prefers_dense(query):
+            return self.padding.attend(query, key, value, **how)
+        ends, longest = (self.cu_seqlens, self.cu_seqlens), (self.max_seqlen, self.max_seqlen)
+        if self.has_prefixes:
+            keys = self.keys
+            key, value = keys.gather(key), keys.gather(value)
+            ends, longest = (self.cu_seqlens, keys.cu_seqlens), (self.max_seqlen, keys.max_seqlen)
+        return varlen_attention(query, key, value, ends, longest, **how)
 
     @property
-    def buckets(self) -> "list[_Bucket]":
-        """Segments of like length, padded together; built at the first use and shared by all layers."""
-        if self._buckets is None:
-            order = sorted(range(len(self.lengths)), key=lambda segment: -self.lengths[segment])
-            groups: list[list[int]] = []
-            for segment in order:
-                if groups and self.lengths[segment] >= self.MIN_FILL * self.lengths[groups[-1][0]]:
-                    groups[-1].append(segment)
-                else:
-                    groups.append([segment])
-            self._buckets = [
-                _Bucket(
-                    [self._starts[s] for s in sorted(group)], [self.lengths[s] for s in sorted(group)], self._device
-                )
-                for group in groups
-            ]
-        return self._buckets
+    def keys(self) -> "_Keys":
+        """Which keys each segment sees, one segment after the other; made at the first use and shared by all layers."""
+        if self._keys is None:
+            self._keys = _Keys(self.lengths, self._ends, self.prefixes, self._device)
+        return self._keys
+
+    @property
+    def padding(self) -> Padding:
+        """Segments padded in buckets of like ones; made at the first use and shared by all layers."""
+        if self._padding is None:
+            self._padding = Padding(self.lengths, self._ends, self.prefixes, self._device)
+        return self._padding
 
 
-class _Bucket:
-    """Segments padded to the longest of them: [segments * longest] places, right-padded, so causality hides the padding."""
+class _Keys:
+    """The keys of each segment, its prefix and then its own, one segment after the other: what the kernel reads."""
 
-    def __init__(self, starts: list[int], lengths: list[int], device: torch.device) -> None:
-        self.num_segments, self.longest = len(lengths), max(lengths)
-        length = torch.tensor(lengths)
-        segment = torch.repeat_interleave(torch.arange(len(lengths)), length)
-        offset = torch.arange(int(length.sum())) - torch.repeat_interleave(length.cumsum(0) - length, length)
-        self.tokens = (torch.tensor(starts)[segment] + offset).to(device)
-        self.places = (segment * self.longest + offset).to(device)
-        self.is_dense = min(lengths) == self.longest
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
-        """[tokens of the row, heads, dim] -> [tokens of the bucket, query_heads, value_dim]."""
-        padded = causal_attention(*(self._pad(x) for x in (query, key, value)), **how)
-        flat = padded.transpose(1, 2).flatten(0, 1)
-        return flat if self.is_dense else _Take.apply(flat, self.places)
-
-    def _pad(self, x: Tensor) -> Tensor:
-        if x.shape[0] != len(self.tokens):
-            x = _Take.apply(x, self.tokens)
-        if not self.is_dense:
-            x = _Place.apply(x, self.places, self.num_segments * self.longest)
-        return x.unflatten(0, (self.num_segments, self.longest)).transpose(1, 2)
+    def __init__(
+        self, lengths: list[int], starts: list[int], prefixes: list[tuple[int, int]], device: torch.device
+    ) -> None:
+        index, ends = [], [0]
+        for length, start, (first, prefix) in zip(lengths, starts[:-1], prefixes, strict=True):
+            index += [np.arange(first, first + prefix), np.arange(start, start + length)]
+            ends.append(ends[-1] + prefix + length)
+        self.gather = Gathering(torch.from_numpy(np.concatenate(index)), starts[-1], device=device)
+        self.cu_seqlens = to_device([torch.tensor(ends)], device)[0].to(torch.int32)
+        self.max_seqlen = max(length + prefix for length, (_, prefix) in zip(lengths, prefixes, strict=True))

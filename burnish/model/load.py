@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,28 @@ def load_backbone(
     return _load(AutoModel, path, dtype, trust_remote_code, override_config, True)
 
 
+def causal_lm_skeleton(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """The modules of `load_causal_lm` on the meta device: parameters and buffers without memory, to be filled by the caller."""
+    return _skeleton(AutoModelForCausalLM, path, dtype, trust_remote_code, override_config)
+
+
+def backbone_skeleton(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """The modules of `load_backbone` on the meta device."""
+    return _skeleton(AutoModel, path, dtype, trust_remote_code, override_config)
+
+
 def build_causal_lm(
     config: PreTrainedConfig, dtype: torch.dtype = torch.float32, *, seed: int = 0, attn: bool = True
 ) -> PreTrainedModel:
@@ -175,6 +197,29 @@ def _load(
     return _prepare(model, attn)
 
 
+def _skeleton(
+    auto_class: Any,
+    path: str,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    override_config: Mapping[str, Any] | None,
+) -> PreTrainedModel:
+    config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
+    folder = str(Path(path).expanduser())
+    with torch.device("meta"):
+        model: PreTrainedModel = auto_class.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation=ATTENTION_NAME
+        )
+    if model.can_generate():
+        # A folder may have none; what the configuration says holds then, as when the model is loaded.
+        with suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    # As when it is loaded: where the configuration came from is part of it.
+    model.name_or_path = model.config._name_or_path = folder
+    _mend_generation_config(model)
+    return _switch_off_dropout(model)
+
+
 def _mend_generation_config(model: PreTrainedModel) -> None:
     """Published folders set a temperature without do_sample; transformers may refuse to save that, hours into a run."""
     config = getattr(model, "generation_config", None)
@@ -196,13 +241,17 @@ def _errors_only() -> Iterator[None]:
 
 
 def _prepare(model: PreTrainedModel, attn: bool) -> PreTrainedModel:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    model.eval()
+    _switch_off_dropout(model)
     if attn:
         check_model(model)
     return model
+
+
+def _switch_off_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.eval()
 
 
 class _Probe(PackedContext):

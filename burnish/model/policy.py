@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from burnish.model.head import HEAD_OUTPUTS, fused_head, logit_transform, value_head
 from burnish.model.packing import Packed, unpack_response
@@ -55,7 +52,7 @@ class PolicyModule(nn.Module):
         hidden = _hidden_states(backbone_of(self.model), packed)
         head = self.model.get_output_embeddings()
         values = fused_head(
-            hidden.index_select(0, packed.label_positions),
+            packed.label_states(hidden),
             head.weight,
             packed.labels,
             bias=getattr(head, "bias", None),
@@ -84,7 +81,7 @@ class ValueModule(nn.Module):
         self, packed: Packed, temperature: float = 1.0, outputs: Sequence[str] = ("values",)
     ) -> dict[str, Tensor]:
         """``values`` as [batch, response] float32, zero outside the labels; the temperature does not matter."""
-        hidden = _hidden_states(self.model, packed).index_select(0, packed.label_positions)
+        hidden = packed.label_states(_hidden_states(self.model, packed))
         return {"values": unpack_response(value_head(hidden, self.value_head.weight, self.value_head.bias), packed)}
 
 
@@ -109,23 +106,6 @@ def transformer_blocks(model: PreTrainedModel) -> list[nn.Module]:
     return blocks
 
 
-def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Makes the blocks keep only their inputs in training and compute the rest again in the backward.
-
-    Raises:
-        ModelError: the model's blocks have no switch for it.
-    """
-    layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-    if not any(isinstance(module, GradientCheckpointingLayer) for module in layers):
-        raise ModelError(
-            f"{type(model).__name__} cannot recompute its activations; set enable_gradient_checkpointing=false."
-        )
-    for module in layers:
-        # Without reentry, so that keyword arguments and the attention context pass through.
-        module.gradient_checkpointing = True  # type: ignore[assignment]
-        module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
-
-
 def _hidden_states(backbone: Any, packed: Packed) -> Tensor:
     """Last hidden states of the packed row, [tokens, hidden]."""
     output = backbone(
@@ -137,7 +117,12 @@ def _hidden_states(backbone: Any, packed: Packed) -> Tensor:
     return output[0][0]
 
 
-def set_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters and leaves buffers: rotary frequencies lose their meaning in bf16."""
+def set_dtype(module: nn.Module, dtype: torch.dtype, *, trained: bool | None = None) -> None:
+    """Casts parameters and leaves buffers: rotary frequencies lose their meaning in bf16.
+
+    Args:
+        trained: casts only those that require a gradient (True) or require none (False); None casts all.
+    """
     for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if trained is None or parameter.requires_grad == trained:
+            parameter.data = parameter.data.to(dtype)

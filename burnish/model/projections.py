@@ -14,18 +14,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
-from transformers.models.mistral.modeling_mistral import MistralAttention, MistralMLP
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP
+
+from burnish.model.dense import FAMILIES
+from burnish.model.lora import base_layer, is_plain_adapter, low_rank
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 
-# Exact classes: a subclass may compute something else with modules of the same names.
 _GROUPS: dict[type[nn.Module], tuple[str, ...]] = {
-    **dict.fromkeys((LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention), QKV),
-    **dict.fromkeys((LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP), GATE_UP),
+    **dict.fromkeys((family.attention for family in FAMILIES), QKV),
+    **dict.fromkeys((family.mlp for family in FAMILIES), GATE_UP),
 }
 
 
@@ -84,10 +82,13 @@ def _groups(model: nn.Module) -> Iterator[list[nn.Parameter]]:
         names = _GROUPS.get(type(module))
         if names is None:
             continue
-        projections = [getattr(module, name) for name in names]
-        # An adapter stands in place of a projection and computes more than a product.
+        found = [getattr(module, name) for name in names]
+        projections = [base_layer(projection) for projection in found]
         if any(type(projection) is not nn.Linear for projection in projections):
             continue
+        if all(is_plain_adapter(projection) for projection in found):
+            # The adapters' first products have one input as well.
+            yield [cast(nn.Parameter, low_rank(projection)[0]) for projection in found]
         yield [projection.weight for projection in projections]
         if all(projection.bias is not None for projection in projections):
             yield [cast(nn.Parameter, projection.bias) for projection in projections]

@@ -140,7 +140,13 @@ class RolloutResponse:
 
 @runtime_checkable
 class BaseRollout(Protocol):
-    """A rollout engine. An engine is constructed as ``cls(model, config, shares_storage=..., device=...)``."""
+    """A rollout engine. An engine is constructed as ``cls(model, config, shares_storage=..., device=...)``.
+
+    An engine that keeps a copy of the weights may have two more members. ``weights_checksum() -> Mapping[str, int]``: the
+    `burnish.utils.fingerprint.fingerprint` of every weight that it holds, by the names of the stream; after each update they are
+    compared with those of what was sent. ``needs_base``, a bool: whether the next update must bring the whole model of a policy
+    with adapters, whose base is frozen; where it is False the adapters alone are sent. Without it the whole model always is.
+    """
 
     shares_storage: bool
     """Whether it reads the very tensors that are trained: then ``update_weights`` copies nothing."""
@@ -159,6 +165,9 @@ class BaseRollout(Protocol):
 
     def update_weights(self, stream: WeightStream, version: int) -> None:
         """Takes the weights of policy ``version``: Hugging Face names and full tensors, every parameter once.
+
+        Of a policy with adapters (LoRA) the base comes first, under the names that it has without them, and then the adapters
+        as ``...q_proj.lora_A.weight`` and ``...lora_B.weight``, never merged.
 
         Raises:
             RolloutError: a name is missing, unknown, or has another shape here; the engine is generating.

@@ -6,8 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from burnish.config import ActorRolloutRefConfig
+from burnish.config import ActorRolloutRefConfig, RolloutConfig
 from burnish.model.load import build_causal_lm
+from burnish.model.lora import add_same_adapters
 from burnish.rollout.base import BaseRollout, get_rollout_cls
 
 
@@ -36,7 +37,8 @@ def build_rollout(
     """The engine ``rollout.name``, on the policy's own weights where their layout and ``rollout.dtype`` allow it.
 
     Otherwise it gets a second model of the same configuration, with random weights until ``update_weights`` fills it, and
-    with the buffers of the trained one: no update brings those, since they are not trained.
+    with the buffers of the trained one: no update brings those, since they are not trained. Where the trained one has adapters
+    it gets the same.
 
     Args:
         tokenizer: the model's, which an engine needs for stop strings; an engine is given none that is None.
@@ -47,12 +49,19 @@ def build_rollout(
     rollout = config.rollout
     engine_cls: Any = get_rollout_cls(rollout.name)
     given: dict[str, Any] = {"device": device} | ({} if tokenizer is None else {"tokenizer": tokenizer})
-    dtype = policy.dtype if rollout.dtype == "auto" else getattr(torch, rollout.dtype)
+    dtype = rollout_dtype(policy, rollout)
     if policy.shares_storage and dtype == policy.dtype:
         return engine_cls(policy.module.model, rollout, shares_storage=True, **given)
     model: Any = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype)
     _copy_buffers(policy.module.model, model)
+    add_same_adapters(model, policy.module.model)
     return engine_cls(model.to(device), rollout, shares_storage=False, **given)
+
+
+def rollout_dtype(policy: TrainedPolicy, config: RolloutConfig) -> torch.dtype:
+    """The dtype of the weights that the rollout samples from."""
+    dtype: torch.dtype = policy.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    return dtype
 
 
 def _copy_buffers(source: nn.Module, target: nn.Module) -> None:

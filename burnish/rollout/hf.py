@@ -33,6 +33,7 @@ from burnish.rollout.lifecycle import Lifecycle
 from burnish.rollout.native.sampler import SamplingRows, draw, stream_key
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.stopping import StopStrings
+from burnish.rollout.weights import weights_checksum
 from burnish.utils.errors import RolloutError
 
 
@@ -100,6 +101,15 @@ class HFRollout:
     def update_weights(self, stream: WeightStream, version: int) -> None:
         """See `BaseRollout.update_weights`."""
         self._lifecycle.update_weights(self._model, stream, version)
+
+    @property
+    def needs_base(self) -> bool:
+        """See `BaseRollout`."""
+        return self._lifecycle.needs_base
+
+    def weights_checksum(self) -> dict[str, int]:
+        """See `BaseRollout`."""
+        return weights_checksum(self._model)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> None:
         """See `BaseRollout.abort`."""

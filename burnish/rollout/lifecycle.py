@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from burnish.model.lora import has_adapters
 from burnish.rollout.base import WeightStream
 from burnish.rollout.weights import load_weights
 from burnish.utils.errors import RolloutError
@@ -19,6 +20,8 @@ class Lifecycle:
         self.policy_version = 0
         self.num_updates = 0
         """Of ``update_weights`` so far."""
+        self.needs_base = not shares_storage
+        """Whether the next ``update_weights`` must bring the whole model: a later one may bring adapters alone."""
         self._shares_storage = shares_storage
         self._asleep = False
         self._broken_update = False
@@ -139,9 +142,11 @@ class Lifecycle:
     def update_weights(self, module: nn.Module, stream: WeightStream, version: int) -> None:
         """Checks the stream, copies it where the storage is not shared, and takes over the version."""
         with self.exclusive("update_weights"):
+            needed_base, self.needs_base = self.needs_base, not self._shares_storage
             self._broken_update = not self._shares_storage
-            load_weights(module, stream, copy=not self._shares_storage)
-            self._broken_update = False
+            has_base = has_adapters(module) and not needed_base
+            load_weights(module, stream, copy=not self._shares_storage, has_base=has_base)
+            self._broken_update = self.needs_base = False
             self.policy_version = version
             self.num_updates += 1
 

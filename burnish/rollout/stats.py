@@ -9,7 +9,7 @@ _GIB = 2**30
 # What several calls, one after the other, have in common is the largest of theirs; of everything else it is the sum.
 _PEAKS = ("max_running", "cache_bytes")
 # Ranks work at the same time, and the slowest decides; of everything else, peaks included, theirs add up.
-_CLOCKS = ("num_steps", "seconds", "prefill_seconds", "decode_seconds", "weight_copy_seconds")
+_CLOCKS = ("num_steps", "seconds", "prefill_seconds", "decode_seconds", "weight_copy_seconds", "weight_check_seconds")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,6 +40,8 @@ class RolloutStats:
     """For filling the engine's copy of the weights; 0 where it reads the trained ones."""
     weight_copy_bytes: int = 0
     """What was copied."""
+    weight_check_seconds: float = 0.0
+    """For comparing the copy with what was sent."""
 
     def __add__(self, other: RolloutStats) -> RolloutStats:
         """Both, one after the other: counts and seconds add up, peaks are the larger."""
@@ -78,4 +80,5 @@ class RolloutStats:
         if self.weight_copy_bytes:
             metrics["weight_copy_seconds"] = self.weight_copy_seconds
             metrics["weight_copy_gib"] = self.weight_copy_bytes / _GIB
+            metrics["weight_check_seconds"] = self.weight_check_seconds
         return {f"perf/rollout/{name}": float(value) for name, value in metrics.items()}

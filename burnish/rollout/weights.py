@@ -1,32 +1,35 @@
-"""Checks a stream of named weights against a module, and copies it in."""
+"""Checks a stream of named weights against a module, copies it in, and tells what the module holds."""
 
 import torch
 from torch import Tensor, nn
 
+from burnish.model.lora import hf_name, is_adapter_name
 from burnish.rollout.base import WeightStream
 from burnish.utils.errors import RolloutError
+from burnish.utils.fingerprint import Fingerprints
 
 
 @torch.no_grad()
-def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool) -> int:
+def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool, has_base: bool = False) -> int:
     """Consumes ``stream`` and checks that it holds exactly the module's weights.
 
-    Every parameter must come once; of a tied group one name is enough. Persistent buffers may come. Without
-    ``copy`` the stream may also be empty: there is nothing to move.
+    Every parameter must come once; of a tied group one name is enough. Persistent buffers may come. A module with adapters
+    must get them after the base. Without ``copy`` the stream may also be empty: there is nothing to move.
 
     Args:
         copy: True copies the values into the module. False is for a module that shares its storage with the trained
             one: then they must be there already.
+        has_base: the module has the frozen base of its adapters from an earlier stream, so the adapters alone will do.
 
     Returns:
         The number of tensors in the stream.
 
     Raises:
-        RolloutError: an unknown, repeated, missing or mis-shaped name (the first one), or, without ``copy``, values
-            that are not the module's. With ``copy`` the module is then partly filled.
+        RolloutError: an unknown, repeated, missing or mis-shaped name (the first one), adapters before their base, or,
+            without ``copy``, values that are not the module's. With ``copy`` the module is then partly filled.
     """
-    targets = module.state_dict(keep_vars=True)
-    missing = {id(parameter): name for name, parameter in module.named_parameters()}
+    targets = {hf_name(name): target for name, target in module.state_dict(keep_vars=True).items()}
+    missing = {id(parameter): hf_name(name) for name, parameter in module.named_parameters()}
     seen: set[str] = set()
     for name, tensor in stream:
         target = targets.get(name)
@@ -38,6 +41,11 @@ def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool) -> int:
             raise RolloutError(
                 f"The weight stream's {name!r} has shape {list(tensor.shape)}, the rollout's {list(target.shape)}."
             )
+        if is_adapter_name(name) and copy and not has_base and (first := _base_name(missing)) is not None:
+            raise RolloutError(
+                f"The weight stream brings the adapter {name!r} before {first!r} of its base, which this rollout does not "
+                f"have yet: send the base first."
+            )
         if copy:
             target.copy_(tensor)
         elif not _same_values(target, tensor):
@@ -47,13 +55,25 @@ def load_weights(module: nn.Module, stream: WeightStream, *, copy: bool) -> int:
             )
         seen.add(name)
         missing.pop(id(target), None)
-    if missing and (copy or seen):
-        first = next(iter(missing.values()))
+    needed = [name for name in missing.values() if not has_base or is_adapter_name(name)]
+    if needed and (copy or seen):
         raise RolloutError(
-            f"The weight stream ended without {first!r} and {len(missing) - 1} other weights of the rollout's "
+            f"The weight stream ended without {needed[0]!r} and {len(needed) - 1} other weights of the rollout's "
             f"{_name(module)}."
         )
     return len(seen)
+
+
+def weights_checksum(module: nn.Module) -> dict[str, int]:
+    """Fingerprint of every parameter of ``module`` as it is now, by the names of a weight stream."""
+    held = Fingerprints()
+    for name, parameter in module.named_parameters():
+        held.add(hf_name(name), parameter)
+    return held.read()
+
+
+def _base_name(missing: dict[int, str]) -> str | None:
+    return next((name for name in missing.values() if not is_adapter_name(name)), None)
 
 
 def _same_values(target: Tensor, tensor: Tensor) -> bool:

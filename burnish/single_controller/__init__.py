@@ -5,6 +5,7 @@ from burnish.single_controller.decorator import (
     Execute,
     get_predefined_dispatch_fn,
     make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_metric_dispatch_fn,
     register,
     register_dispatch_mode,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "create_colocated_worker_cls",
     "get_predefined_dispatch_fn",
     "make_nd_compute_dataproto_dispatch_fn",
+    "make_nd_compute_metric_dispatch_fn",
     "register",
     "register_dispatch_mode",
 ]

@@ -217,9 +217,14 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable]
     }
 
 
+def make_nd_compute_metric_dispatch_fn(mesh_name: str) -> dict[str, Callable]:
+    """As :func:`make_nd_compute_dataproto_dispatch_fn`, but the results are a list by rank, of all ranks."""
+    return {"dispatch_fn": partial(_dispatch_mesh, mesh_name), "collect_fn": collect_all}
+
+
 def _dispatch_mesh(mesh_name: str, worker_group: "WorkerGroup", *args: Any, **kwargs: Any) -> Lists:
     dp_ranks = [dp_rank for dp_rank, _ in worker_group.mesh(mesh_name)]
-    lists, keyword_lists = _cut_batches(max(dp_ranks) + 1, args, kwargs)
+    lists, keyword_lists = _cut_batches(worker_group.dp_size(mesh_name), args, kwargs)
 
     def by_rank(shards: list) -> list:
         return [shards[dp_rank] for dp_rank in dp_ranks]

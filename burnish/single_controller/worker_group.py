@@ -121,13 +121,17 @@ class WorkerGroup(ABC):
         if mesh_name not in self._meshes:
             places = self.execute_all_sync("_query_dispatch_collect_info", mesh_name)
             collecting = sorted(dp_rank for dp_rank, is_collect in places if is_collect)
-            if collecting != list(range(max(dp_rank for dp_rank, _ in places) + 1)):
+            if collecting != list(range(1 + max(dp_rank for dp_rank, _ in places))):
                 raise WorkerError(
                     f"On the mesh {mesh_name!r} of {self.name} each data-parallel index from 0 up needs exactly one "
                     f"rank that collects; (dp_rank, is_collect) by rank are {places}."
                 )
             self._meshes[mesh_name] = places
         return self._meshes[mesh_name]
+
+    def dp_size(self, mesh_name: str) -> int:
+        """Into how many shards a batch is cut on the mesh."""
+        return 1 + max(dp_rank for dp_rank, _ in self.mesh(mesh_name))
 
     def _bind_worker_method(self, user_defined_cls: type) -> None:
         """Gives the group a method for each registered method of the class.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_yaml
+from burnish.config.checks import check_sequence_parallel
 from burnish.config.cli import parse_train_args
 from burnish.config.usage import track, unread
 from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
@@ -25,6 +26,7 @@ from burnish.utils.console import console
 from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError
 
 if TYPE_CHECKING:
+    from burnish.config import CriticModelConfig, HFModelConfig
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
 
 logger = logging.getLogger("burnish.trainer")
@@ -88,6 +90,7 @@ def resolve_machine(config: PPOTrainerConfig) -> None:
             f"trainer.controller=local runs one process, but nnodes={trainer.nnodes} x n_gpus_per_node="
             f"{trainer.n_gpus_per_node} (and the critic's pool, if any) ask for more. Set trainer.controller=ray."
         )
+    check_sequence_parallel(config)
 
 
 def _has_pool_of_its_own(config: PPOTrainerConfig) -> bool:
@@ -204,6 +207,7 @@ class TaskRunner:
         _check_loss_is_importable(config)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
+        _check_sequence_parallel(config)
         check_loggers(config.trainer.logger)
         eos, pad = trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id
         check_reward_numbers(
@@ -259,6 +263,26 @@ def _check_loss_is_importable(config: PPOTrainerConfig) -> None:
             f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: workers in processes of their own cannot import what a "
             f"script or notebook defines. Move the loss into a module, or set trainer.controller=local (one worker)."
         )
+
+
+def _check_sequence_parallel(config: PPOTrainerConfig) -> None:
+    """Each model can be shared by so many workers, as its heads allow it; its weights are not read for that."""
+    from burnish.model import load
+    from burnish.model.sequence_parallel import check_can_share
+
+    policy, critic = config.actor_rollout_ref, config.critic
+    sizes: list[tuple[HFModelConfig | CriticModelConfig, int]] = [
+        (policy.model, policy.actor.fsdp_config.ulysses_sequence_parallel_size),
+        (policy.model, policy.ref.fsdp_config.ulysses_sequence_parallel_size),
+    ]
+    if critic.enable:
+        sizes.append((critic.model, critic.model.fsdp_config.ulysses_sequence_parallel_size))
+    for model, size in sizes:
+        if size > 1:
+            trusted = bool(model.trust_remote_code)
+            check_can_share(
+                load.load_config(model.path, trust_remote_code=trusted, override_config=model.override_config), size
+            )
 
 
 def _check_folder(key: str, path: str | None) -> None:

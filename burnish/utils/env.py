@@ -32,6 +32,11 @@ def available_memory() -> int | None:
     return int(sizes["MemAvailable"].split()[0]) * 1024
 
 
+def total_memory() -> int:
+    """Bytes of the computer's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def interface_towards(address: str) -> str | None:
     """Name of the network interface by which this machine reaches the IPv4 ``address``, which may be its own.
 

@@ -10,6 +10,7 @@ BurnishError
 ├── TrainingError     an update that must not go on (non-finite gradients, empty batches)
 ├── CheckpointError   saving, finding or loading a checkpoint
 ├── ResourceError     the cluster cannot give what was asked for
+│   └── MemoryExceededError   a stage of training needed more memory than its device has
 └── WorkerError       a worker process failed or died: names the worker, the stage and the cause
 
 A message is a sentence: what was given, what is wrong with it, what to do.
@@ -54,6 +55,10 @@ class CheckpointError(BurnishError):
 
 class ResourceError(BurnishError):
     """The cluster does not have the resources that the configuration asks for."""
+
+
+class MemoryExceededError(ResourceError):
+    """A stage needed more memory than its device has: names the stage, the sizes and the keys to turn."""
 
 
 class WorkerError(BurnishError):

@@ -1,4 +1,4 @@
-"""Sharing out sequences so that every rank, or every micro-batch, has a like number of tokens."""
+"""Sharing out sequences so that every rank, or every micro-batch, has a like amount of work."""
 
 import heapq
 from collections.abc import Sequence
@@ -6,6 +6,28 @@ from collections.abc import Sequence
 from burnish.utils.errors import BatchError
 
 _Part = tuple[int, int, tuple[int, ...]]  # sum of lengths, number of items, indices
+
+EVEN_LENGTH = 24_576
+"""Tokens of a sequence that takes as long in attention as in everything else.
+
+A block of width h takes about 24 h^2 multiplications and additions for a token, and causal attention 2 h for a token and each
+token before it: the two are even at 12 h tokens. Models of width 900 to 4,000 are even at 11,000 to 49,000; this is width 2,048.
+"""
+
+
+LEAST_SAVING = 0.05
+"""Share of the tokens from which on computing prompts once is worth the copies of keys and values that it takes."""
+
+
+def sharing_pays(num_tokens: int, num_shared: int) -> bool:
+    """Whether rows that compute ``num_tokens`` each by itself should share prompts, and so compute ``num_shared``."""
+    return num_tokens > 0 and num_shared <= (1 - LEAST_SAVING) * num_tokens
+
+
+def sequence_cost(length: int, context: int = 0) -> int:
+    """Work of ``length`` tokens that follow ``context`` tokens computed elsewhere, in units of a token without attention
+    divided by `EVEN_LENGTH`: linear in length, and quadratic by attention."""
+    return length * (EVEN_LENGTH + length + 2 * context)
 
 
 def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """Actor, rollout and reference policy in one process: the hybrid engine.
 
 The actor trains, the rollout decodes (on the actor's own weights where the layout allows it), the reference is a frozen copy of
-the model at the start. This class only wires engines to calls; what they compute lives in `burnish.engine` and `burnish.rollout`.
+the model at the start, or the actor without its adapters where it trains those. This class only wires engines to calls; what
+they compute lives in `burnish.engine` and `burnish.rollout`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
 from burnish.render import load_tokenizer
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
-from burnish.rollout.base import WeightStream
 from burnish.rollout.stats import RolloutStats
-from burnish.single_controller import Dispatch, Worker, register
+from burnish.single_controller import (
+    Dispatch,
+    Worker,
+    make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_metric_dispatch_fn,
+    register,
+)
 from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.preparation import make_preparation
 from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
+from burnish.workers.weight_sync import WeightSync
 
 
 class ActorRolloutRefWorker(Worker):
@@ -56,6 +63,8 @@ class ActorRolloutRefWorker(Worker):
         self.eos_token_id = eos_token_id
         self.policy_version = 0
         self.rollout_stats = RolloutStats()
+        self.pass_metrics: dict[str, float] = {}
+        """Pace of the last passes without gradient; the next update reports it."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -69,19 +78,27 @@ class ActorRolloutRefWorker(Worker):
             module="policy",
             device=self.device,
             total_training_steps=self.total_training_steps,
+            share_prompts=actor.use_prefix_grouper,
         )
+        self._register_dispatch_collect_info("actor", self.engine.dp_rank, self.engine.speaks)
         self.reference = None
-        if self.has_reference:
+        if self.has_reference and self.engine.has_adapters:
+            # Without its adapters the actor is the reference: a second model would be the same once more.
+            self._register_dispatch_collect_info("ref", self.engine.dp_rank, self.engine.speaks)
+        elif self.has_reference:
             self.reference = FSDPEngine(
                 model,
                 self.config.ref.fsdp_config,
                 None,
                 module="policy",
                 device=self.device,
+                share_prompts=actor.use_prefix_grouper,
             )
+            self._register_dispatch_collect_info("ref", self.reference.dp_rank, self.reference.speaks)
         self.rollout = build_rollout(self.engine, self.config, self.device, self._tokenizer())
         of_tokenizer = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = tuple(sorted({*eos_token_ids(self.engine.module.model), *of_tokenizer}))
+        self.weight_sync = WeightSync(self.engine, self.rollout, self.config.rollout)
         self._push_weights()
         self.rollout_stats = RolloutStats()  # What the start takes is no step's.
 
@@ -93,22 +110,8 @@ class ActorRolloutRefWorker(Worker):
         return load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
 
     def _push_weights(self) -> None:
-        # Where the storage is shared this only checks that it is; otherwise it fills the rollout's copy.
-        if self.rollout.shares_storage:
-            self.rollout.update_weights(self.engine.named_weights(), self.policy_version)
-            return
-        start, copied = time.perf_counter(), RolloutStats()
-
-        def counted() -> WeightStream:
-            for name, tensor in self.engine.named_weights():
-                copied.weight_copy_bytes += tensor.nbytes
-                yield name, tensor
-
-        self.rollout.update_weights(counted(), self.policy_version)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        copied.weight_copy_seconds = time.perf_counter() - start
-        self.rollout_stats += copied
+        self.rollout_stats += self.weight_sync.push(self.policy_version)
+        self.engine.park()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> None:
@@ -166,7 +169,7 @@ class ActorRolloutRefWorker(Worker):
         """Temperature of the policy that is trained: it is the one that the training responses are sampled from."""
         return self._sampling_params().policy_temperature
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("actor"))
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` [batch, response]: the actor's log-probs of the responses.
 
@@ -176,22 +179,36 @@ class ActorRolloutRefWorker(Worker):
         names = {"log_probs": "old_log_probs"}
         if self.config.actor.calculate_sum_pi_squared:
             names["sum_pi_squared"] = "sum_pi_squared"
-        return self._infer(self.engine, data, names, log_prob_kwargs(self.config.rollout))
+        return self._infer(self.engine, data, names, log_prob_kwargs(self.config.rollout), stage="old_log_prob")
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("ref"))
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """``ref_log_prob`` [batch, response]: the reference's log-probs of the responses."""
-        assert self.reference is not None, "this worker was started without the reference role"
-        return self._infer(self.reference, data, {"log_probs": "ref_log_prob"}, log_prob_kwargs(self.config.ref))
+        assert self.has_reference, "this worker was started without the reference role"
+        names, batching = {"log_probs": "ref_log_prob"}, log_prob_kwargs(self.config.ref)
+        if self.reference is not None:
+            return self._infer(self.reference, data, names, batching, stage="ref")
+        with self.engine.adapters_off():
+            return self._infer(self.engine, data, names, batching, stage="ref")
 
     def _infer(
-        self, engine: FSDPEngine, data: DataProto, names: dict[str, str], batching: dict[str, int | None]
+        self,
+        engine: FSDPEngine,
+        data: DataProto,
+        names: dict[str, str],
+        batching: dict[str, int | None],
+        *,
+        stage: str,
     ) -> DataProto:
         """The outputs of ``engine`` under their names in a batch; on the CPU, as everything that goes to the driver."""
+        start = time.perf_counter()
         outputs = engine.infer_batch(data, temperature=self._temperature, outputs=tuple(names), **batching)
-        return DataProto.from_dict(tensors={names[name]: value.cpu() for name, value in outputs.items()})
+        on_cpu = {names[name]: value.cpu() for name, value in outputs.items()}
+        self.pass_metrics |= perf_metrics(engine, name=stage, seconds=time.perf_counter() - start)
+        engine.park()
+        return DataProto.from_dict(tensors=on_cpu)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=make_nd_compute_metric_dispatch_fn("actor"))
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One pass over the planned mini-batches; the metrics are those of all ranks together."""
         actor, batching = self.config.actor, update_kwargs(self.config.actor)
@@ -201,13 +218,15 @@ class ActorRolloutRefWorker(Worker):
             data,
             make_policy_loss(actor),
             name="actor",
-            outputs=("log_probs", "entropy"),
+            outputs=("log_probs", "entropy", "top1_log_probs"),
             temperature=self._temperature,
             loss_scale_factor=actor.loss_scale_factor or data.meta_info["max_response_length"],
             batching=batching,
             prepare=make_preparation(actor, self.engine, temperature=self._temperature, batching=batching),
         )
-        perf = perf_metrics(self.engine, data, name="actor", seconds=time.perf_counter() - start)
+        perf = self.pass_metrics | perf_metrics(self.engine, name="actor", seconds=time.perf_counter() - start)
+        self.pass_metrics = {}
+        self.engine.park()
         return rollout_difference(metrics) | perf
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)

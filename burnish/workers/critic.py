@@ -10,7 +10,13 @@ from burnish.config import FSDPCriticConfig
 from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.protocol import DataProto
-from burnish.single_controller import Dispatch, Worker, register
+from burnish.single_controller import (
+    Dispatch,
+    Worker,
+    make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_metric_dispatch_fn,
+    register,
+)
 from burnish.workers.losses import make_value_loss
 from burnish.workers.updates import perf_metrics, run_mini_batches, update_kwargs, value_kwargs
 
@@ -29,6 +35,8 @@ class CriticWorker(Worker):
         self.config = config
         self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
         self.total_training_steps = total_training_steps
+        self.pass_metrics: dict[str, float] = {}
+        """Pace of the last pass without gradient; the next update reports it."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -41,15 +49,21 @@ class CriticWorker(Worker):
             module="value",
             device=self.device,
             total_training_steps=self.total_training_steps,
+            share_prompts=self.config.use_prefix_grouper,
         )
+        self._register_dispatch_collect_info("critic", self.engine.dp_rank, self.engine.speaks)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("critic"))
     def compute_values(self, data: DataProto) -> DataProto:
         """``values`` [batch, response]: the value of the state before each response token."""
+        start = time.perf_counter()
         outputs = self.engine.infer_batch(data, temperature=1.0, outputs=("values",), **value_kwargs(self.config))
-        return DataProto.from_dict(tensors={"values": outputs["values"].cpu()})
+        values = outputs["values"].cpu()
+        self.pass_metrics |= perf_metrics(self.engine, name="values", seconds=time.perf_counter() - start)
+        self.engine.park()
+        return DataProto.from_dict(tensors={"values": values})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=make_nd_compute_metric_dispatch_fn("critic"))
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """One pass over the planned mini-batches; the metrics are those of all ranks together."""
         start = time.perf_counter()
@@ -63,7 +77,10 @@ class CriticWorker(Worker):
             loss_scale_factor=data.meta_info["max_response_length"],
             batching=update_kwargs(self.config),
         )
-        return metrics | perf_metrics(self.engine, data, name="critic", seconds=time.perf_counter() - start)
+        perf = self.pass_metrics | perf_metrics(self.engine, name="critic", seconds=time.perf_counter() - start)
+        self.pass_metrics = {}
+        self.engine.park()
+        return metrics | perf
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def config_reads(self) -> frozenset[str]:

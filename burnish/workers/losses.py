@@ -59,6 +59,9 @@ def make_policy_loss(config: FSDPActorConfig) -> LossFn:
         metrics = {"actor/pg_loss": loss.detach() / dp_size, **pg_metrics}
         entropy = agg_loss(outputs["entropy"], loss_mask, config.loss_agg_mode, **global_batch_info)
         metrics["actor/entropy"] = entropy.detach() / dp_size
+        if "top1_log_probs" in outputs:
+            is_top1 = log_prob.detach() == outputs["top1_log_probs"]
+            metrics["actor/top1_agreement"] = token_mean(is_top1, loss_mask, global_batch_info["batch_num_tokens"])
         if config.entropy_coeff != 0:
             loss = loss - config.entropy_coeff * entropy
         if config.use_kl_loss:

@@ -9,7 +9,7 @@ import torch
 
 from burnish.config import FSDPActorConfig, FSDPCriticConfig, RefConfig, RolloutConfig
 from burnish.engine import FSDPEngine, LossFn
-from burnish.model.flops import device_peak_flops, estimate_flops_per_token
+from burnish.model.flops import device_peak_flops
 from burnish.protocol import DataProto
 
 
@@ -119,20 +119,19 @@ def merge_updates(parts: Sequence[Mapping[str, float]], weights: Sequence[float]
     return merged
 
 
-def perf_metrics(engine: FSDPEngine, data: DataProto, *, name: str, seconds: float) -> dict[str, float]:
-    """Model FLOPs utilisation of an update, where the device's peak is known, and the most memory that was in use.
+def perf_metrics(engine: FSDPEngine, *, name: str, seconds: float) -> dict[str, float]:
+    """Model FLOPs utilisation of what ``engine`` has done since the last call, the most GPU memory that was in use, and of an
+    update the blocks that computed their activations twice.
 
-    Every token of this rank's rows counts once for each pass; recomputed activations and padding do not count.
+    Args:
+        name: of the stage: "actor", "old_log_prob", "ref", "critic" or "values".
+        seconds: that it took, data on their way to the device included.
     """
-    if engine.device.type != "cuda":
-        return {}
-    metrics = {"perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(engine.device) / 2**30}
     peak = device_peak_flops(engine.device, engine.dtype)
-    if peak is not None:
-        lengths = data.tensors["attention_mask"].sum(-1).double()
-        num_tokens = float(lengths.sum())
-        mean_context = float((lengths * lengths).sum() / 2 / num_tokens)
-        responses = float(data.tensors["response_mask"].sum())
-        per_token = estimate_flops_per_token(engine.module.model, mean_context, head_share=responses / num_tokens)
-        metrics[f"perf/mfu/{name}"] = per_token * num_tokens / seconds / peak
+    metrics = {f"perf/mfu/{name}": engine.take_flops() / seconds / peak}
+    if engine.device.type == "cuda":
+        metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(engine.device) / 2**30
+    plan = engine.memory_plan
+    if plan is not None and name in ("actor", "critic"):
+        metrics[f"perf/recomputed_blocks/{name}"] = float(plan.num_recomputed)
     return metrics

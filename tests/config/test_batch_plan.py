@@ -29,6 +29,16 @@ def test_passes_multiply_the_updates_and_a_critic_has_its_own_line():
     )
 
 
+def test_workers_that_share_tokens_share_samples_and_their_micro_batches_hold_more_tokens():
+    sp = "ulysses_sequence_parallel_size"
+    overrides = [*BASE, "trainer.n_gpus_per_node=4", f"{ACTOR}.{sp}=2", f"critic.{sp}=4"]
+    plan = batch_plan(load_config(overrides), world_size=4)
+    assert (plan.actor.samples_per_worker, plan.critic.samples_per_worker) == (10, 20)
+    text = plan.render()
+    assert "(10 per 2 workers that share their tokens, in micro-batches of at most 2 x 16,384 tokens)" in text
+    assert "(20 per 4 workers that share their tokens, in micro-batches of at most 4 x 32,768 tokens)" in text
+
+
 def test_the_plan_says_where_the_kl_goes():
     assert "no reference policy" in batch_plan(load_config([]), 1).render()
     both = load_config([f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true"])

@@ -9,6 +9,7 @@ from burnish.utils.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+SP = "ulysses_sequence_parallel_size"
 
 
 def sizes(prompts: int, mini: int, n: int = 1, *more: str) -> list[str]:
@@ -34,8 +35,18 @@ def sizes(prompts: int, mini: int, n: int = 1, *more: str) -> list[str]:
         ([f"{ACTOR}.ppo_max_token_len_per_gpu=1000"], "ppo_max_token_len_per_gpu=1024"),
         ([f"{ROLLOUT}.prompt_length=100"], r"less than data\.max_prompt_length=512"),
         (["trainer.controller=local", "trainer.n_gpus_per_node=2"], r"Set trainer\.controller=ray"),
+        (["trainer.n_gpus_per_node=6", f"{ACTOR}.{SP}=4", *sizes(6, 6)], rf"^{ACTOR}\.{SP}=4: .*{SP}=3\.$"),
+        (["trainer.n_gpus_per_node=1", f"critic.{SP}=2"], rf"the one worker does not divide.*fsdp_config\.{SP}=1\.$"),
+        (
+            ["trainer.n_gpus_per_node=4", f"{ACTOR}.{SP}=2", *sizes(3, 3)],
+            r"3 samples, which do not divide among 2 groups of 2 workers\. Make data\.train_batch_size=3 a multiple of 2",
+        ),
+        (
+            ["trainer.n_gpus_per_node=4", f"{ACTOR}.{SP}=2", f"{ACTOR}.ppo_max_token_len_per_gpu=511"],
+            r"holds for each of the 2 workers that share a sample's tokens, .*ppo_max_token_len_per_gpu=512\.$",
+        ),
         (["critic.nnodes=1"], "needs both above 0"),
-        (["trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=4"], "fsdp_size=-1"),
+        (["trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=3"], r"fsdp_size=2\."),
         (["trainer.resume_mode=resume_path"], r"needs trainer\.resume_from_path"),
         (["trainer.resume_from_path=/x"], r"only with trainer\.resume_mode=resume_path"),
         (["data.custom_cls.path=x.py"], r"needs data\.custom_cls\.name"),

@@ -55,10 +55,11 @@ def test_a_grpo_script_of_the_field_loads_and_hears_what_has_no_effect(caplog):
         config = load_config(GSM8K_GRPO.splitlines())
     actor = config.actor_rollout_ref.actor
     assert (actor.use_kl_loss, actor.optim.lr, actor.ppo_micro_batch_size_per_gpu) == (True, 1e-6, 32)
+    assert (actor.fsdp_config.param_offload, config.actor_rollout_ref.ref.fsdp_config.param_offload) == (False, True)
     assert config.trainer.n_gpus_per_node == 8
     assert config.critic.enable is False
     assert config.actor_rollout_ref.rollout.gpu_memory_utilization == 0.6
-    for key in ("use_remove_padding=True", "param_offload=True", "tensor_model_parallel"):
+    for key in ("use_remove_padding=True", "tensor_model_parallel"):
         assert sum(key in record.getMessage() for record in caplog.records) == 1
 
 
@@ -105,12 +106,28 @@ def test_two_names_of_one_key_agree_or_are_an_error():
         load_config([both[0], both[1].format("1.0")])
 
 
+ACTOR_SP = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+REF_SP = "actor_rollout_ref.ref.ulysses_sequence_parallel_size"
+
+
+def test_sequence_parallelism_has_a_key_beside_the_layout_and_the_reference_follows_the_actor():
+    config = load_config(["trainer.n_gpus_per_node=4", f"{ACTOR_SP}=2", "critic.ulysses_sequence_parallel_size=4"])
+    sections = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref, config.critic.model
+    assert [section.fsdp_config.ulysses_sequence_parallel_size for section in sections] == [2, 2, 4]
+    config = load_config(["trainer.n_gpus_per_node=4", f"{ACTOR_SP}=2", f"{REF_SP}=1"])
+    assert config.actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size == 1
+    with pytest.raises(ConfigError, match="are two names of .* and differ"):
+        load_config([f"{ACTOR_SP}=2", "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=1"])
+
+
 def test_micro_batches_counted_over_all_workers_are_divided():
     workers = ["trainer.n_gpus_per_node=4", "trainer.nnodes=2"]
     config = load_config([*workers, "actor_rollout_ref.actor.ppo_micro_batch_size=64"])
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8
     config = load_config([*workers, "critic.ppo_micro_batch_size=16"])
     assert config.critic.ppo_micro_batch_size_per_gpu == config.critic.forward_micro_batch_size_per_gpu == 2
+    config = load_config([*workers, f"{ACTOR_SP}=2", "actor_rollout_ref.actor.ppo_micro_batch_size=64"])
+    assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 16
     with pytest.raises(ConfigError, match="ppo_micro_batch_size_per_gpu=1, which counts for each worker"):
         load_config([*workers, "actor_rollout_ref.actor.ppo_micro_batch_size=9"])
     with pytest.raises(ConfigError, match="n_gpus_per_node=auto leaves open"):
@@ -120,8 +137,6 @@ def test_micro_batches_counted_over_all_workers_are_divided():
 @pytest.mark.parametrize(
     "override",
     [
-        "actor_rollout_ref.model.lora_rank=8",
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
         "actor_rollout_ref.rollout.multi_turn.enable=True",
         "reward_model.enable=True",
         "actor_rollout_ref.actor.strategy=megatron",
@@ -181,3 +196,13 @@ def test_every_other_name_leads_to_a_key_that_is_known(old):
 def test_no_key_is_both_refused_and_without_effect():
     assert not set(rules.NO_EFFECT) & set(rules.REFUSED)
     assert not (set(rules.RENAMED) | set(rules.GLOBAL_MICRO_BATCHES)) & set(leaves())
+
+
+@pytest.mark.parametrize(
+    ("typed", "actor", "critic"), [([], None, None), (["=false"], False, False), (["=true"], True, True)]
+)
+def test_the_critic_shares_prompts_as_the_actor_does(typed, actor, critic):
+    config = load_config([f"actor_rollout_ref.actor.use_prefix_grouper{value}" for value in typed])
+    assert config.actor_rollout_ref.actor.use_prefix_grouper is actor
+    assert config.critic.use_prefix_grouper is critic
+    assert load_config(["critic.use_prefix_grouper=false"]).actor_rollout_ref.actor.use_prefix_grouper is None

@@ -59,6 +59,14 @@ def test_a_wrong_request_is_an_error_before_training(tmp_path, override, error, 
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_heads_that_do_not_divide_among_workers_are_an_error_before_any_worker_starts(tmp_path):
+    with pytest.raises(ConfigError, match=r"the 4 attention heads .* Sizes that work: 1, 2, 4\."):
+        tiny_run(tmp_path, "trainer.n_gpus_per_node=8", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=8")
+    with pytest.raises(ConfigError, match="the one worker does not divide"):
+        # How many workers there are is known when the machine has been looked at.
+        tiny_run(tmp_path, "trainer.device=cpu", "critic.ulysses_sequence_parallel_size=2", "critic.enable=true")
+
+
 def test_a_loss_of_a_script_is_refused_where_workers_are_other_processes(tmp_path):
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode=__main__:loss"
     with pytest.raises(ConfigError, match=f"^{loss}: workers .* cannot import .*trainer.controller=local"):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from burnish.config import load_config
+from burnish.engine import fsdp
+from burnish.model.packing import pack
 from burnish.trainer.main_ppo import Parts, TaskRunner, run_ppo
 from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
 from burnish.utils.errors import ResourceError, TrainingError
@@ -98,6 +100,30 @@ def test_every_way_to_train_trains(tmp_path, overrides):
     assert metrics[1]["actor/grad_norm"] > 0
     if "algorithm.adv_estimator=gae" in overrides:
         assert metrics[0]["critic/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_shared_prompts_change_no_step(tmp_path, monkeypatch, ranks):
+    packed = []
+    monkeypatch.setattr(fsdp, "pack", lambda *args, **how: packed.append(pack(*args, **how)) or packed[-1])
+    common = ["trainer.total_training_steps=1", "algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true"]
+    if ranks == 2:
+        common += ["trainer.controller=ray", "trainer.n_gpus_per_node=2", "trainer.balance_batch=true"]
+    num_tokens = []
+    for share in ("false", "true", "null"):
+        packed.clear()
+        tiny_run(tmp_path / share, *common, f"actor_rollout_ref.actor.use_prefix_grouper={share}")
+        num_tokens.append(sum(each.num_tokens for each in packed))
+    alone, shared, left_open = (logged(tmp_path / share)[0] for share in ("false", "true", "null"))
+    keys = [key for key in alone if key.startswith(("actor/", "critic/", "training/"))]
+    assert {"actor/grad_norm", "critic/grad_norm", "critic/vf_loss", "training/rollout_probs_diff_mean"} <= set(keys)
+    for key in keys:
+        assert shared[key] == pytest.approx(alone[key], rel=2e-4, abs=1e-5), key
+    if ranks == 1:
+        # Prompts of the demo are about as long as its responses, of which there are four.
+        assert num_tokens[1] < 0.8 * num_tokens[0]
+        assert num_tokens[2] == num_tokens[1]
+    assert left_open == shared
 
 
 def test_rollout_and_trainer_agree_on_the_probabilities(tmp_path):

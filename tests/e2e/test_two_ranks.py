@@ -45,6 +45,31 @@ def test_two_ranks_take_the_step_of_one(tmp_path, algorithm):
         assert (ours - theirs).norm() < 1e-4 * ours.norm() > 0, role
 
 
+ACTOR_SHARES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+SHARED_TOKENS = {
+    "clip_cov": [ACTOR_SHARES],
+    # Reference and critic lie otherwise than the actor.
+    "gae": [
+        ACTOR_SHARES,
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+        "critic.ulysses_sequence_parallel_size=2",
+    ],
+}
+
+
+@pytest.mark.parametrize("algorithm", SHARED_TOKENS)
+def test_two_ranks_that_share_tokens_take_the_steps_of_one(tmp_path, algorithm):
+    for name, ranks in (("one", []), ("two", [*TWO_RANKS, *SHARED_TOKENS[algorithm]])):
+        overrides = [*STEPS[algorithm], *ranks, HOT, "trainer.save_freq=1"]
+        run(tmp_path / name, *overrides, reward_fn=by_text, steps=2, task_runner_class=Disagreeing)
+    one, two = logged(tmp_path / "one"), logged(tmp_path / "two")
+    assert one[0] == pytest.approx(two[0], rel=1e-3, abs=1e-4)
+    assert one[1] == pytest.approx(two[1], rel=1e-2, abs=1e-3)
+    for role in ("actor", "critic") if algorithm == "gae" else ("actor",):
+        ours, theirs = first_moments(tmp_path / "one", role), first_moments(tmp_path / "two", role)
+        assert (ours - theirs).norm() < 1e-4 * ours.norm() > 0, role
+
+
 # A rate that float32 does not hold moves every weight to an infinity.
 FAR = "optim.lr=1e39"
 

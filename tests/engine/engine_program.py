@@ -53,27 +53,38 @@ def make_engine(
     fsdp_size: int = -1,
     seed: int = 0,
     trained: bool = True,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | str = False,
     path: str | None = None,
     device: str = "cpu",
-    config: LlamaConfig | None = None,
+    sequence_parallel: int = 1,
+    config: LlamaConfig | dict[str, Any] | None = None,
+    model_keys: dict[str, Any] | None = None,
+    fsdp_keys: dict[str, Any] | None = None,
+    share_prompts: bool | None = None,
     **optim: Any,
 ) -> FSDPEngine:
     """An engine around a random tiny model, or around the one at ``path``."""
     model = None
     if path is None:
         master = torch.float64 if dtype == "float64" else torch.float32
+        config = tiny_config(**config) if isinstance(config, dict) else config
         model = build_causal_lm(config or tiny_config(), master, seed=seed)
         if module == "value":
             model = model.model
     return FSDPEngine(
-        HFModelConfig(path=path, enable_gradient_checkpointing=gradient_checkpointing),
-        FSDPEngineConfig(dtype=dtype, fsdp_size=fsdp_size),
+        HFModelConfig(path=path, enable_gradient_checkpointing=gradient_checkpointing, **(model_keys or {})),
+        FSDPEngineConfig(
+            dtype=dtype,
+            fsdp_size=fsdp_size,
+            ulysses_sequence_parallel_size=sequence_parallel,
+            **(fsdp_keys or {}),
+        ),
         FSDPOptimizerConfig(**({"lr": 1e-2, "clip_grad": 0.05} | optim)) if trained else None,
         module=module,  # type: ignore[arg-type]
         device=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else device,
         total_training_steps=10,
         model=model,
+        share_prompts=share_prompts,
     )
 
 
@@ -143,16 +154,14 @@ def value_loss(outputs: dict[str, Tensor], rows: DataProto, info: dict[str, Any]
     return agg_loss(error, rows.batch["loss_mask"], "token-mean", **info), {}
 
 
-def my_share(batch: DataProto, uneven: bool = False) -> DataProto:
+def my_share(batch: DataProto, engine: FSDPEngine, uneven: bool = False) -> DataProto:
     """The rows of this rank: halves, or three quarters and one."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    if world == 1:
+    if engine.dp_size == 1:
         return batch
-    rank = dist.get_rank()
-    if uneven and world == 2:
+    if uneven and engine.dp_size == 2:
         cut = len(batch) * 3 // 4
-        return batch[:cut] if rank == 0 else batch[cut:]
-    return batch.chunk(world)[rank]
+        return batch[:cut] if engine.dp_rank == 0 else batch[cut:]
+    return batch.chunk(engine.dp_size)[engine.dp_rank]
 
 
 def train(
@@ -163,7 +172,7 @@ def train(
     result: dict[str, Any] = {"metrics": [], "updates": []}
     policy = engine.kind == "policy"
     for step in range(1, steps + 1):
-        rows = my_share(make_batch(seed=step, dtype=dtype), uneven)
+        rows = my_share(make_batch(seed=step, dtype=dtype), engine, uneven)
         metrics = engine.train_batch(
             rows,
             policy_loss(mode) if policy else value_loss,
@@ -176,6 +185,7 @@ def train(
             result["gradients"] = engine.full_gradients()
         result["metrics"].append(metrics)
         result["updates"].append(engine.optimizer_step(step))
+        engine.park()
     result["weights"] = {name: weight.cpu().clone() for name, weight in engine.named_weights()}
     result["gradients"] = {name: gradient.cpu() for name, gradient in result["gradients"].items()}
     return result

@@ -1,5 +1,6 @@
 """On a GPU: bf16 compute with the variable-length kernel, float32 masters, one rank and two."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from burnish.model.load import build_causal_lm
 from burnish.model.packing import pack
 from burnish.model.policy import PolicyModule, set_dtype
-from tests.engine.engine_program import make_engine, run_case, run_ranks, tiny_config, train
+from tests.engine.engine_program import make_batch, make_engine, policy_loss, run_case, run_ranks, tiny_config, train
 from tests.engine.test_ranks import distance
+from tests.model.test_shared_prompt import grouped_rows, prompts_of, some_scale
 from tests.model.tiny_models import FAMILIES, build, padded_rows, plain_log_probs, random_rows
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +45,38 @@ def test_gradient_in_bf16_is_near_that_of_float32(module: str) -> None:
     for name, grad in ours["gradients"].items():
         assert grad.dtype == torch.float32, name
     assert distance(ours["gradients"], exact["gradients"]) < 0.03
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral_sliding", "gemma2_softcaps"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shared_prompts_give_the_log_probs_and_gradient_of_rows_alone(family: str, dtype: torch.dtype) -> None:
+    rows = grouped_rows()
+    scale = some_scale(rows).float().cuda()
+    exact_policy, policy = PolicyModule(build(family)), PolicyModule(build(family))
+    set_dtype(policy, dtype)
+    policy.cuda()
+    (exact_policy(pack(**rows))["log_probs"] * scale.cpu()).sum().backward()
+    exact = torch.cat([parameter.grad.flatten() for parameter in exact_policy.parameters()])  # type: ignore[union-attr]
+    errors = []
+    for prompts in (None, prompts_of(rows)):
+        policy.zero_grad()
+        (policy(pack(**rows, device="cuda", prompts=prompts))["log_probs"] * scale).sum().backward()
+        ours = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])  # type: ignore[union-attr]
+        errors.append(float((ours.cpu().float() - exact).norm() / exact.norm()))
+    alone, shared = errors
+    # In bf16 both are as far from float32; the sums over a prompt's copies are in float32 and cannot be worse by much.
+    assert shared < (1e-4 if dtype == torch.float32 else 1.5 * alone + 0.01)
+
+
+def test_a_shared_prompt_gives_the_same_gradient_twice() -> None:
+    rows = grouped_rows()
+    policy = PolicyModule(build("llama"))
+    set_dtype(policy, torch.bfloat16)
+    policy.cuda()
+    context = pack(**rows, device="cuda", prompts=prompts_of(rows)).context
+    grad = torch.randn(sum(context.lengths) + sum(prefix for _, prefix in context.prefixes), 2, 8, device="cuda")
+    sums = [context.keys.gather.add_up(grad.bfloat16()) for _ in range(5)]
+    assert all(torch.equal(each, sums[0]) for each in sums)
 
 
 def test_compute_weights_stay_at_their_addresses_and_equal_rounded_masters() -> None:
@@ -89,12 +123,31 @@ def test_two_gpus_have_the_gradient_of_one(dtype: str, tmp_path: Path) -> None:
     assert distance(resumed["weights"], ranks[0]["sharded"]["after_save"]["weights"]) < 10 * tolerance
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_gpus_that_share_tokens_have_the_gradient_of_one(dtype: str, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"dtype": dtype, "device": "cuda", "steps": 3, "micro_batch_size": 2}
+    cases = [
+        shape
+        | {"name": f"{fsdp_size}-{num_heads}", "fsdp_size": fsdp_size, "config": {"num_key_value_heads": num_heads}}
+        for fsdp_size in (-1, 1)
+        for num_heads in (1, 4)
+    ]
+    ranks = run_ranks(tmp_path, [each | {"sequence_parallel": 2} for each in cases])
+    tolerance = 1e-4 if dtype == "float32" else 1e-2
+    for each in cases:
+        one = run_case(each | {"micro_batch_size": 3}, tmp_path)
+        for result in ranks:
+            assert distance(result[each["name"]]["gradients"], one["gradients"]) < tolerance
+            assert distance(result[each["name"]]["weights"], one["weights"]) < 10 * tolerance
+
+
 def test_a_larger_model_recomputes_its_activations_with_less_memory() -> None:
     config = tiny_config(hidden_size=256, intermediate_size=512, num_hidden_layers=8, initializer_range=0.02)
     rows = padded_rows(*random_rows([(200, 300)] * 16))
     peaks, grads = [], []
     for recompute in (False, True):
-        from burnish.model.policy import checkpoint_activations
+        from burnish.model.activations import checkpoint_activations
 
         policy = PolicyModule(build_causal_lm(config))
         if recompute:
@@ -108,3 +161,48 @@ def test_a_larger_model_recomputes_its_activations_with_less_memory() -> None:
         del policy
     assert peaks[1] < 0.5 * peaks[0]
     assert float((grads[0] - grads[1]).norm() / grads[0].norm()) < 1e-2
+
+
+@pytest.mark.parametrize("what", ["update", "inference"])
+def test_the_host_waits_for_no_micro_batch(what: str) -> None:
+    """However many micro-batches there are, the host waits for the device as often."""
+    engine, batch = make_engine(dtype="bfloat16", device="cuda"), make_batch(12)
+
+    def waits(size: int) -> int:
+        torch.cuda.synchronize()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                if what == "update":
+                    engine.train_batch(batch, policy_loss(), outputs=("log_probs", "entropy"), micro_batch_size=size)
+                else:
+                    engine.infer_batch(batch, micro_batch_size=size)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
+
+    waits(3)  # Kernels are built at their first call.
+    assert waits(2) == waits(6)
+
+
+@pytest.mark.parametrize(
+    ("library", "name"), [("torchao.optim", "AdamW8bit"), ("bitsandbytes.optim", "PagedAdamW8bit")]
+)
+def test_quantised_optimizers_train_and_resume_on_the_gpu(library: str, name: str, tmp_path: Path) -> None:
+    pytest.importorskip(library.partition(".")[0])
+    wide = {"hidden_size": 128, "intermediate_size": 96}
+    case = {"optimizer_impl": library, "optimizer": name, "config": wide, "dtype": "bfloat16", "device": "cuda"}
+    engine = make_engine(**case)
+    train(engine, steps=2, micro_batch_size=4)
+    assert engine.non_finite_weights() == []
+    engine.save_checkpoint(tmp_path)
+    resumed = make_engine(**case, seed=5)
+    resumed.load_checkpoint(tmp_path)
+    states = [
+        [x.cpu() for key in each._optimizer._parameters for x in each._optimizer.state_tensors(key)]  # type: ignore[union-attr]
+        for each in (engine, resumed)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    a, b = (train(each, steps=1, micro_batch_size=4) for each in (engine, resumed))
+    assert distance(b["weights"], a["weights"]) < 1e-3

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from burnish.core_algos.aggregation import LOSS_AGG_MODES
+from burnish.model.flops import FlopsCounter
 from burnish.protocol import DataProto
 from tests.engine.engine_program import make_batch, make_engine, policy_loss, train, value_loss
 
@@ -135,3 +136,46 @@ def test_the_global_random_state_is_neither_read_nor_moved() -> None:
         assert torch.equal(before, torch.get_rng_state())
     for name, weight in results[0]["weights"].items():
         assert torch.equal(weight, results[1]["weights"][name])
+
+
+def test_operations_are_those_of_the_tokens_really_computed() -> None:
+    engine, batch = make_engine(), make_batch(5)
+    counter = FlopsCounter(engine.module.model)
+    tensors = batch.tensors
+    labels = tensors["response_mask"].sum(1).tolist()
+    # Nothing depends on the last token of a row.
+    tokens = [length - 1 for length in tensors["attention_mask"].sum(1).tolist()]
+    pairs = [length * (length + 1) // 2 for length in tokens]
+    forward, both = (
+        counter.flops(sum(tokens), sum(pairs), sum(labels), backward=backward) for backward in (False, True)
+    )
+    for split in SPLITS:
+        engine.infer_batch(batch, **split)
+        assert engine.take_flops() == pytest.approx(forward)
+        engine.train_batch(batch, policy_loss(), outputs=("log_probs", "entropy"), **split)
+        engine.train_batch(batch, policy_loss(), outputs=("log_probs", "entropy"), **split)
+        assert engine.take_flops() == pytest.approx(2 * both)
+        assert engine.take_flops() == 0
+
+
+def test_numbers_of_an_own_loss_are_metrics_like_tensors() -> None:
+    def loss_fn(outputs: dict[str, Tensor], rows: DataProto, info: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        return outputs["log_probs"].sum(), {"rows": float(len(rows)), "share": outputs["log_probs"].sum().detach()}
+
+    metrics = make_engine().train_batch(make_batch(7), loss_fn, micro_batch_size=3)
+    assert metrics["rows"] == 7.0
+
+
+def test_a_loss_gets_the_rows_that_its_outputs_are_of() -> None:
+    engine, batch = make_engine(), make_batch(9)
+    expected = engine.infer_batch(batch)["log_probs"]
+    batch.tensors["row"] = torch.arange(9)
+    seen: list[int] = []
+
+    def loss_fn(outputs: dict[str, Tensor], rows: DataProto, info: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        torch.testing.assert_close(outputs["log_probs"].detach(), expected[rows.tensors["row"]], atol=1e-6, rtol=0)
+        seen.extend(rows.tensors["row"].tolist())
+        return outputs["log_probs"].sum() * 0, {}
+
+    engine.train_batch(batch, loss_fn, max_token_len=15)
+    assert sorted(seen) == list(range(9))

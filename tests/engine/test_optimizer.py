@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from burnish.engine.schedule import lr_at
 from burnish.protocol import DataProto
 from burnish.utils.errors import ConfigError
 from tests.engine.engine_program import make_batch, make_engine, policy_loss, tiny_config, train, value_loss
@@ -89,6 +90,18 @@ def test_gradients_of_many_micro_batches_are_added_in_float32() -> None:
         torch.testing.assert_close(grad, 300 * alone.full_gradients()[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_next_gradient_remembers_nothing_of_the_last(dtype: str) -> None:
+    engine, fresh = make_engine(dtype=dtype, lr=0.0, weight_decay=0.0), make_engine(dtype=dtype)
+    step(engine, 1)
+    assert all(float(grad.abs().max()) == 0 for grad in engine.full_gradients().values())
+    step(engine, 2, scale=float("nan"))
+    for each in (engine, fresh):
+        each.train_batch(make_batch(seed=3), policy_loss(), outputs=("log_probs", "entropy"), micro_batch_size=3)
+    for name, grad in engine.full_gradients().items():
+        assert torch.equal(grad, fresh.full_gradients()[name]), name
+
+
 def test_a_tied_pair_has_one_master_and_stays_tied() -> None:
     engine = make_engine(dtype="bfloat16")
     step(engine)
@@ -117,6 +130,28 @@ def test_a_gradient_that_is_no_number_skips_one_step_and_is_counted(dtype: str) 
 def test_the_logged_rate_is_the_one_of_the_trainers_step() -> None:
     engine = make_engine(lr=1e-2, lr_warmup_steps=4)
     assert [step(engine, number)["lr"] for number in (1, 4, 9)] == pytest.approx([0.0025, 0.01, 0.01])
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_the_logged_rate_is_the_one_that_the_optimizer_used(shape: str, optimizer: str) -> None:
+    engine = make_engine(lr=1e-2, lr_warmup_steps=3, lr_scheduler_type=shape, lr_decay_steps=4, optimizer=optimizer)
+    inner, used = engine._optimizer._optimizer, []  # type: ignore[union-attr]
+    inner.register_step_pre_hook(lambda *_: used.append(inner.param_groups[0]["lr"]))
+    logged = [step(engine, number)["lr"] for number in range(1, 11)]
+    assert used == logged
+    # make_engine's runs have ten steps.
+    assert logged == [lr_at(number, engine._optimizer.config, 10) for number in range(1, 11)]  # type: ignore[union-attr]
+
+
+def test_a_weight_moves_by_the_logged_rate() -> None:
+    # The first step of Adam without decay moves every weight that has a gradient by the rate.
+    engine = make_engine(dtype="float64", lr=1e-2, lr_warmup_steps=4, weight_decay=0.0)
+    before = weights(engine)
+    lr = step(engine, 1, batch=make_batch(dtype=torch.float64))["lr"]
+    moved = torch.cat([(weight - before[name]).abs().flatten() for name, weight in weights(engine).items()])
+    assert lr == pytest.approx(0.0025)
+    assert float(moved.max()) == pytest.approx(lr, rel=1e-4)
 
 
 def test_a_model_that_is_only_read_has_no_masters_and_refuses_a_step() -> None:

@@ -37,6 +37,31 @@ def test_cosine_falls_from_the_full_rate_towards_the_least_one() -> None:
     )
 
 
+def test_linear_falls_evenly_from_the_full_rate_and_the_last_step_still_learns() -> None:
+    assert rates(6, lr_scheduler_type="linear", lr_warmup_steps=2) == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
+    least = rates(6, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.2)
+    assert least == pytest.approx([0.5, 1, 1, 0.8, 0.6, 0.4])
+    assert lr_at(99, FSDPOptimizerConfig(lr=1.0, lr_scheduler_type="linear", min_lr_ratio=0.2), 6) == pytest.approx(0.2)
+
+
+def test_wsd_warms_up_stays_and_decays_over_the_last_steps() -> None:
+    shape = {"lr_scheduler_type": "wsd", "lr_warmup_steps": 2}
+    assert rates(9, **shape, lr_decay_steps=4) == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+    assert rates(9, **shape, lr_decay_steps=4, min_lr_ratio=0.5)[-1] == pytest.approx(0.625)
+    assert rates(10, **shape, lr_decay_steps_ratio=0.4) == rates(10, **shape, lr_decay_steps=4)
+    # A decay longer than what the warm-up leaves is the linear schedule, and none at all the constant one.
+    assert rates(9, **shape, lr_decay_steps=100) == rates(9, lr_scheduler_type="linear", lr_warmup_steps=2)
+    assert rates(9, **shape, lr_decay_steps=0) == rates(9, lr_warmup_steps=2)
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 1, 3, 12])
+@pytest.mark.parametrize("total", [1, 2, 5, 12])
+def test_every_step_learns_and_no_rate_is_above_the_full_one(shape: str, warmup: int, total: int) -> None:
+    found = rates(total, lr_scheduler_type=shape, lr_warmup_steps=warmup)
+    assert all(0 < rate <= 1 for rate in found)
+
+
 def test_own_length_of_the_schedule_comes_before_the_run() -> None:
     config = FSDPOptimizerConfig(lr=1.0, lr_scheduler_type="cosine", total_training_steps=4)
     assert lr_at(3, config, 1000) == pytest.approx(0.5)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from burnish.model.attention import PackedContext, causal_attention, plain_attention
+from burnish.model.attention import PackedContext, plain_attention
 from burnish.model.packing import pack
+from burnish.model.padded_attention import causal_attention
 from burnish.model.policy import PolicyModule
 from burnish.utils.errors import ModelError
 from tests.model.tiny_models import FAMILIES, build, padded_rows, plain_log_probs, random_rows
@@ -98,7 +99,7 @@ def test_a_model_called_without_a_context_says_how_to_call_it() -> None:
 
 
 def test_recomputed_activations_change_no_gradient() -> None:
-    from burnish.model.policy import checkpoint_activations
+    from burnish.model.activations import checkpoint_activations
 
     rows = padded_rows(*random_rows(LENGTHS))
     gradients = []
@@ -121,7 +122,7 @@ def test_packed_attention_equals_a_masked_softmax(window: int | None, softcap: f
     q = torch.randn(1, 4, total, 8, generator=generator, dtype=torch.float64)
     k, v = (torch.randn(1, 2, total, 8, generator=generator, dtype=torch.float64) for _ in range(2))
     context = PackedContext(lengths)
-    assert len(context.buckets) > 1
+    assert len(context.padding.buckets) > 1
     ours = context.attend(torch.nn.Module(), q, k, v, scaling=0.3, sliding_window=window, softcap=softcap)
     segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     distance = torch.arange(total)[:, None] - torch.arange(total)

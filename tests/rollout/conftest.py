@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 
+from burnish.model.kernels.cpu import layers
 from burnish.rollout.native.kernels import cpu
 from burnish.rollout.native.kernels.cpu.build import CannotBuild, load
 
@@ -22,4 +23,5 @@ def cpu_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """What computes on the CPU in this test."""
     compiled = request.param == "compiled"
     monkeypatch.setattr(cpu, "_kernels", cpu.kernels_of(request.getfixturevalue("library")) if compiled else {})
+    monkeypatch.setattr(layers, "_kernels", {})
     return request.param

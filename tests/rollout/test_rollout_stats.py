@@ -15,7 +15,7 @@ ONE = RolloutStats(
     cache_bytes=2**30,
 )
 OTHER = RolloutStats(num_response_tokens=40, num_steps=30, seconds=3.0, max_running=2, cache_bytes=2**29)
-COPY = RolloutStats(weight_copy_seconds=0.25, weight_copy_bytes=2**31)
+COPY = RolloutStats(weight_copy_seconds=0.25, weight_copy_bytes=2**31, weight_check_seconds=0.125)
 
 
 def test_calls_one_after_the_other_add_their_work_and_time_and_keep_the_peaks() -> None:
@@ -42,5 +42,9 @@ def test_metrics_tell_the_pace_and_nothing_of_what_did_not_happen() -> None:
     assert (metrics["perf/rollout/prompt_tokens"], metrics["perf/rollout/prefilled_tokens"]) == (40, 10)
     assert all(isinstance(value, float) for value in metrics.values())
     assert not any("weight_copy" in name for name in metrics)
-    assert COPY.metrics() == {"perf/rollout/weight_copy_seconds": 0.25, "perf/rollout/weight_copy_gib": 2.0}
+    assert COPY.metrics() == {
+        "perf/rollout/weight_copy_seconds": 0.25,
+        "perf/rollout/weight_copy_gib": 2.0,
+        "perf/rollout/weight_check_seconds": 0.125,
+    }
     assert RolloutStats().metrics() == {}

@@ -204,6 +204,14 @@ def test_rows_follow_the_mesh_and_come_back_in_order(roles, name, num_rows):
     ]
 
 
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_metrics_on_a_mesh_come_from_every_rank_and_a_batch_has_a_shard_for_each_group(roles, name):
+    group = roles[name]["mesh"]
+    assert group.dp_size("reversed") == group.world_size
+    assert group.dp_size("replicated") == 1
+    assert group.sums_on_replicated(numbers(4)) == [(rank, 6.0) for rank in range(group.world_size)]
+
+
 def test_a_mesh_that_does_not_cover_the_rows_is_refused(roles):
     with pytest.raises(WorkerError, match="exactly one rank that collects"):
         roles["ray2"]["mesh"].on_broken_mesh(numbers(4))

@@ -15,6 +15,7 @@ from burnish.single_controller import (
     Execute,
     Worker,
     make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_metric_dispatch_fn,
     register,
 )
 from burnish.utils import env
@@ -171,6 +172,10 @@ class Mesh(Worker):
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("reversed"), blocking=False)
     def reversed_later(self, data: DataProto) -> DataProto:
         return DataProto.from_dict(tensors={"x": data.batch["x"] * 2})
+
+    @register(dispatch_mode=make_nd_compute_metric_dispatch_fn("replicated"))
+    def sums_on_replicated(self, data: DataProto) -> tuple[int, float]:
+        return self.rank, float(data.batch["x"].sum())
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("broken"))
     def on_broken_mesh(self, data: DataProto) -> DataProto:

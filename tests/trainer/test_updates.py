@@ -9,7 +9,7 @@ import torch
 from burnish.config import FSDPActorConfig, FSDPCriticConfig
 from burnish.config.actor_rollout_ref import PolicyLossConfig
 from burnish.protocol import DataProto, object_array
-from burnish.trainer.ppo.updates import SkippedUpdates, dump_batch, update_in_passes
+from burnish.trainer.ppo.updates import SkippedUpdates, dump_batch, merge_ranks, update_in_passes
 from burnish.utils.errors import TrainingError
 from burnish.workers.updates import merge_updates
 
@@ -170,3 +170,12 @@ def test_a_disk_that_takes_nothing_does_not_hide_why_the_run_ends(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(TrainingError, match=r"not updated in 1 steps.*could not be written"):
         watch(0, tmp_path / "file", ("actor", 2, 0))
+
+
+def test_of_the_ranks_utilisation_the_mean_counts_and_of_their_memory_the_most() -> None:
+    ranks = [
+        {"actor/loss": 1.0, "perf/mfu/actor": 0.2, "perf/max_memory_allocated_gb": 3.0},
+        {"actor/loss": 1.0, "perf/mfu/actor": 0.4, "perf/max_memory_allocated_gb": 5.0},
+    ]
+    expected = {"actor/loss": 1.0, "perf/mfu/actor": pytest.approx(0.3), "perf/max_memory_allocated_gb": 5.0}
+    assert merge_ranks(ranks) == expected

@@ -15,7 +15,7 @@ from burnish.utils.errors import CheckpointError
 from burnish.workers import ActorRolloutRefWorker
 
 
-def worker_of(model: str, *overrides: str) -> ActorRolloutRefWorker:
+def worker_of(model: str, *overrides: str, role: str = "actor_rollout") -> ActorRolloutRefWorker:
     config = load_config(
         [
             f"actor_rollout_ref.model.path={model}",
@@ -29,7 +29,7 @@ def worker_of(model: str, *overrides: str) -> ActorRolloutRefWorker:
             *(f"actor_rollout_ref.{override}" for override in overrides),
         ]
     )
-    worker = ActorRolloutRefWorker(config.actor_rollout_ref, "actor_rollout", "cpu", 1, 0, None)
+    worker = ActorRolloutRefWorker(config.actor_rollout_ref, role, "cpu", 1, 0, None)
     worker.init_model()
     return worker
 
@@ -80,6 +80,14 @@ def test_squared_probabilities_come_with_the_log_probs_where_asked_for(tiny_mode
     if asked:
         expected = (logits_of(tiny_model_path, batch) / 0.7).softmax(-1).square().sum(-1)
         torch.testing.assert_close(outputs.tensors["sum_pi_squared"], expected, atol=1e-5, rtol=0)
+
+
+def test_the_pace_of_a_log_prob_pass_is_kept_for_the_next_update(tiny_model_path: str) -> None:
+    worker = worker_of(tiny_model_path)
+    worker.compute_log_prob(worker.generate_sequences(prompts()))
+    (name,) = worker.pass_metrics
+    assert name == "perf/mfu/old_log_prob"
+    assert worker.pass_metrics[name] > 0
 
 
 def test_a_model_that_is_not_finite_is_not_saved(tiny_model_path: str, tmp_path: Path) -> None:

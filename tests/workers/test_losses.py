@@ -91,3 +91,18 @@ def test_the_critic_logs_the_mean_of_its_values():
     _, metrics = make_value_loss(FSDPCriticConfig(loss_agg_mode="token-mean"))({"values": values}, rows, info_of(mask))
     assert float(metrics["critic/vpred_mean"]) == pytest.approx(values[mask].mean().item())
     assert float(metrics["critic/vf_loss"]) == pytest.approx(0.5)
+
+
+def test_top1_agreement_is_the_share_of_trained_tokens_that_are_the_most_likely_however_the_batch_is_cut():
+    outputs, rows = rows_of(2)
+    mask = rows.tensors["loss_mask"]
+    is_top1 = torch.rand(mask.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    # Outside the mask both are zero, as the engine leaves them there, and so equal.
+    outputs = {name: torch.where(mask, value, 0.0) for name, value in outputs.items()}
+    outputs["top1_log_probs"] = torch.where(is_top1 | ~mask, outputs["log_probs"], outputs["log_probs"] / 2)
+    shares = [
+        make_policy_loss(FSDPActorConfig())({k: v[part] for k, v in outputs.items()}, rows[part], info_of(mask))[1]
+        for part in (slice(0, 2), slice(2, 6))
+    ]
+    found = sum(float(share["actor/top1_agreement"]) for share in shares)
+    assert found == pytest.approx(is_top1[mask].double().mean().item(), rel=1e-6)

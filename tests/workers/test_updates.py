@@ -11,7 +11,8 @@ import torch
 from burnish.protocol import DataProto
 from burnish.trainer.ppo.updates import SkippedUpdates
 from burnish.utils.errors import TrainingError
-from burnish.workers.updates import merge_updates
+from burnish.workers import updates
+from burnish.workers.updates import merge_updates, perf_metrics
 from tests.engine.engine_program import make_engine
 from tests.workers.update_program import actor_config, update, update_batch
 
@@ -125,3 +126,17 @@ def test_merged_metrics_take_each_name_from_the_parts_that_have_it() -> None:
 def test_the_difference_to_the_rollout_is_that_before_the_first_update() -> None:
     parts = [{"training/rollout_probs_diff_max": 0.1, "a": 1.0}, {"training/rollout_probs_diff_max": 0.5, "a": 3.0}]
     assert merge_updates(parts) == {"training/rollout_probs_diff_max": 0.1, "a": 2.0}
+
+
+def test_utilisation_is_of_everything_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "device_peak_flops", lambda device, dtype: 1e6)
+    engine = make_engine()
+    # This loss has a pass of its own before each update.
+    update(engine, update_batch(engine), actor_config("kl_cov"))
+    flops = engine.take_flops()
+    assert flops > 0
+    engine._flops = flops
+    assert perf_metrics(engine, name="actor", seconds=2.0) == {"perf/mfu/actor": pytest.approx(flops / 2e6)}
+    assert perf_metrics(engine, name="actor", seconds=2.0) == {"perf/mfu/actor": 0.0}
+    update(engine, update_batch(engine), actor_config("vanilla"))
+    assert engine.take_flops() < flops

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from burnish.config import FSDPActorConfig, RolloutCorrectionConfig, names
 from burnish.config.actor_rollout_ref import PolicyLossConfig
@@ -82,7 +81,6 @@ def update(
     Args:
         scale: multiplies the loss; NaN makes every gradient NaN.
     """
-    world = dist.get_world_size() if dist.is_initialized() else 1
     batching = {"micro_batch_size": micro_batch_size}
     loss_fn = make_policy_loss(config)
 
@@ -91,7 +89,7 @@ def update(
         return loss * scale, metrics
 
     def on_this_rank(planned: DataProto) -> list[dict[str, float]]:
-        rows = planned.chunk(world)[engine.dp_rank]
+        rows = planned.chunk(engine.dp_size)[engine.dp_rank]
         metrics = run_mini_batches(
             engine,
             rows,
@@ -105,13 +103,20 @@ def update(
         )
         return [metrics]
 
-    return update_in_passes(on_this_rank, batch, config, dp_size=world, balance=True, step=step, max_response_length=7)
+    return update_in_passes(
+        on_this_rank, batch, config, dp_size=engine.dp_size, balance=True, step=step, max_response_length=7
+    )
 
 
 def run_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
     """A step of the loss ``case["loss_mode"]``: metrics and weights."""
     device = case.get("device", "cpu")
-    engine = make_engine(dtype=case["dtype"], fsdp_size=case["fsdp_size"], device=device)
+    engine = make_engine(
+        dtype=case["dtype"],
+        fsdp_size=case["fsdp_size"],
+        device=device,
+        sequence_parallel=case.get("sequence_parallel", 1),
+    )
     # With seven rows one of the two mini-batches has three, and two ranks need a filler.
     batch = update_batch(engine, num_rows=case["num_rows"])
     metrics, _ = update(engine, batch, actor_config(case["loss_mode"]), micro_batch_size=case["micro_batch_size"])

@@ -9,8 +9,6 @@ _FSDP = (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_conf
 _PACKED = "sequences are always packed, nothing is computed on padding"
 _FUSED = "log-probs and entropy are always computed in chunks, without the logits of a whole batch"
 _ENGINE = "it tunes an inference engine that is not in use; the native engine needs no such key"
-_OFFLOAD = "parameters and optimizer state stay where they are: offloading does not exist yet"
-_COMPILE = "it changes speed only, and there is nothing compiled yet"
 _MEMORY = "it saves memory only, and does not exist yet"
 _FSDP2 = "FSDP2 has no such setting"
 _FP32 = "masters, gradients and reductions are always float32; `dtype` sets the compute type"
@@ -19,7 +17,6 @@ _PARENT = "the model it belongs to sets it"
 _MULTIMODAL = "images and videos do not exist here yet, prompts are text"
 _DATA = "prompts are always kept as messages and as ids"
 _PROFILER = "profilers do not exist yet"
-_LORA = "it belongs to LoRA, which does not exist yet"
 _AGENT = "it belongs to agents and tools, which do not exist yet"
 _REWARD_MODEL = "it belongs to reward models, which do not exist yet"
 
@@ -40,16 +37,13 @@ NO_EFFECT = _table(
     (_FUSED, _MODEL, "fused_kernel_options.* use_liger"),
     (_FUSED, (_ACTOR, _REF, *_FSDP), "entropy_from_logits_with_chunking entropy_checkpointing"),
     (_FUSED, _ACTOR, "sum_pi_squared_checkpointing"),
-    (_COMPILE, (_ACTOR, _REF, *_FSDP), "use_torch_compile"),
-    (_OFFLOAD, _FSDP, "param_offload optimizer_offload offload_policy"),
-    (_MEMORY, (_MODEL, "critic.model"), "enable_activation_offload tiled_mlp.*"),
+    (_MEMORY, (_MODEL, "critic.model"), "tiled_mlp.*"),
     (_MEMORY, _REF, "tiled_mlp.*"),
-    (_FSDP2, _FSDP, "forward_prefetch use_orig_params wrap_policy.*"),
+    (_FSDP2, _FSDP, "use_orig_params wrap_policy.*"),
     (_FP32, _FSDP, "model_dtype mixed_precision mixed_precision.*"),
     (_ONE_SEED, _FSDP, "seed"),
     (_PARENT, _FSDP, "strategy forward_only"),
     ("files are read where they are", (_MODEL, "critic.model", "data"), "use_shm"),
-    (_LORA, (_MODEL, "critic.model"), "lora_alpha target_modules exclude_modules"),
     ("text models have no vision tower", _ACTOR, "freeze_vision_tower"),
     ("log-probs are cut by rollout.log_prob_use_dynamic_bsz", _ACTOR, "ppo_infer_use_dynamic_bsz"),
     ("the entropy is always reported", _ACTOR, "calculate_entropy"),
@@ -60,7 +54,8 @@ NO_EFFECT = _table(
         "mode tensor_model_parallel_size data_parallel_size expert_parallel_size pipeline_model_parallel_size "
         "enable_prefix_caching scheduling_policy load_format disable_log_stats multi_stage_wake_up "
         "skip_tokenizer_init layered_summon enable_sleep_mode server.* sglang_engine_mode layer_name_map "
-        "engine_kwargs engine_kwargs.* checkpoint_engine.* quantization_config_file skip_dump_dir limit_images",
+        "engine_kwargs engine_kwargs.* checkpoint_engine.backend checkpoint_engine.engine_kwargs "
+        "checkpoint_engine.engine_kwargs.* quantization_config_file skip_dump_dir limit_images",
     ),
     ("the log-probs of sampled tokens are always kept", _ROLLOUT, "calculate_log_probs"),
     (

@@ -43,13 +43,10 @@ def _yet(what: str, *harmless: Any) -> Refusal:
     return Refusal(harmless=harmless or (None, False), reason=f"{what} not exist in burnish yet")
 
 
-_SEQUENCE_PARALLEL = _yet("sequence parallelism does", 1, None)
 _TOOLS = _yet("agents and tools do")
 _MULTI_TURN = _yet("agents and tools do", False)
-_LORA = _yet("LoRA does", 0, None)
 _MTP = _yet("multi-token prediction does", False)
 _PROFILER = _yet("profilers do", None, False)
-_OPTIMIZER = "AdamW is the one optimizer; set its keys directly (lr, betas, weight_decay, clip_grad)"
 
 _CORRECTION = "algorithm.rollout_correction"
 _IS_PER_TOKEN = (
@@ -67,18 +64,14 @@ REFUSED: dict[str, Refusal] = {
     f"{_MODEL}.hf_config_path": Refusal(
         harmless=(None,), reason="a model's configuration lies beside it; model.override_config replaces entries"
     ),
-    f"{_MODEL}.lora_rank": _LORA,
-    "critic.model.lora_rank": _LORA,
-    f"{_MODEL}.lora_adapter_path": _LORA,
-    f"{_MODEL}.lora.*": Refusal(harmless=(0, None, False), reason="LoRA does not exist in burnish yet"),
+    f"{_MODEL}.lora.*": Refusal(
+        harmless=(0, None, False),
+        reason="LoRA is set by model.lora_rank, lora_alpha, target_modules and exclude_modules",
+    ),
     f"{_MODEL}.mtp.enable": _MTP,
     f"{_MODEL}.mtp.enable_train": _MTP,
     f"{_MODEL}.mtp.enable_rollout": _MTP,
     # Actor, reference, critic.
-    f"{_ACTOR}.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL,
-    f"{_REF}.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL,
-    "critic.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL,
-    **{f"{fsdp}.ulysses_sequence_parallel_size": _SEQUENCE_PARALLEL for fsdp in _FSDP},
     **{
         f"{fsdp}.full_determinism": Refusal(
             harmless=(False, None),
@@ -89,7 +82,6 @@ REFUSED: dict[str, Refusal] = {
     f"{_ACTOR}.use_rollout_log_probs": Refusal(
         harmless=(False, None), reason="algorithm.rollout_correction.bypass_mode=true takes the rollout's log-probs"
     ),
-    f"{_ACTOR}.use_prefix_grouper": _yet("sharing the prompt among the samples of a group in training does"),
     f"{_ACTOR}.micro_batch": Refusal(
         harmless=(None,),
         reason="finding the micro-batch from the memory does not exist yet; set ppo_micro_batch_size_per_gpu",
@@ -97,11 +89,6 @@ REFUSED: dict[str, Refusal] = {
     f"{_REF}.model.path": _yet("a reference of another model does"),
     **{f"{model}.router_replay.mode": _yet("router replay does", "disabled", None) for model in (_ACTOR, _REF)},
     **{f"{model}.checkpoint.async_save": _yet("saving in the background does") for model in (_ACTOR, "critic")},
-    **{
-        f"{model}.optim.{name}": Refusal(harmless=harmless, reason=_OPTIMIZER)
-        for model in (_ACTOR, "critic")
-        for name, harmless in (("optimizer_impl", ("torch.optim", None)), ("override_optimizer_config", (None, {})))
-    },
     f"{_ACTOR}.megatron.*": _yet("Megatron does"),
     f"{_REF}.megatron.*": _yet("Megatron does"),
     "critic.megatron.*": _yet("Megatron does"),

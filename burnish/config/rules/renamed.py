@@ -2,6 +2,7 @@
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
 
 # Tried from the top, again and again until nothing matches.
 RENAMED = {
@@ -19,6 +20,15 @@ RENAMED = {
     "critic.fsdp_config.*": "critic.model.fsdp_config.*",
     f"{_ACTOR}.fsdp.*": f"{_ACTOR}.fsdp_config.*",
     "actor_rollout_ref.ref.fsdp.*": "actor_rollout_ref.ref.fsdp_config.*",
+    # Sequence parallelism.
+    **{
+        f"{model}.{_SEQUENCE_PARALLEL}": f"{fsdp}.{_SEQUENCE_PARALLEL}"
+        for model, fsdp in (
+            (_ACTOR, f"{_ACTOR}.fsdp_config"),
+            ("actor_rollout_ref.ref", "actor_rollout_ref.ref.fsdp_config"),
+            ("critic", "critic.model.fsdp_config"),
+        )
+    },
     # Gradient clipping.
     "max_grad_norm": f"{_ACTOR}.optim.clip_grad",
     "trainer.max_grad_norm": f"{_ACTOR}.optim.clip_grad",
@@ -42,6 +52,8 @@ RENAMED = {
     "actor_rollout_ref.ref.rollout_n": f"{_ROLLOUT}.n",
     "critic.rollout_n": f"{_ROLLOUT}.n",
     f"{_ROLLOUT}.max_new_tokens": f"{_ROLLOUT}.response_length",
+    f"{_ACTOR}.use_torch_compile": f"{_ACTOR}.fsdp_config.use_torch_compile",
+    "actor_rollout_ref.ref.use_torch_compile": "actor_rollout_ref.ref.fsdp_config.use_torch_compile",
     f"{_ACTOR}.ppo_infer_micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
     f"{_ACTOR}.ppo_infer_max_token_len_per_gpu": f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
     "data.tokenizer": "actor_rollout_ref.model.tokenizer_path",

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.model.attention import PackedContext, has_varlen_kernel, softcapped_attention, varlen_attention
+from burnish.model.attention import PackedContext, has_varlen_kernel, varlen_attention
+from burnish.model.padded_attention import softcapped_attention
 from burnish.rollout.native import kernels
 from burnish.rollout.native.paged_cache import PagedCache
 from burnish.rollout.native.scheduler import PrefillChunk

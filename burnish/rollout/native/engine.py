@@ -38,6 +38,7 @@ from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.native.session import RolloutSession
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.stopping import token_bytes
+from burnish.rollout.weights import weights_checksum
 
 # On a GPU: small, so that samples share most of their prompt and little is reserved in vain.
 _GPU_BLOCK_SIZE = 32
@@ -167,6 +168,15 @@ class NativeRollout:
     def update_weights(self, stream: WeightStream, version: int) -> None:
         """See `BaseRollout.update_weights`; also while paused."""
         self._lifecycle.update_weights(self._runner.model, stream, version)
+
+    @property
+    def needs_base(self) -> bool:
+        """See `BaseRollout`."""
+        return self._lifecycle.needs_base
+
+    def weights_checksum(self) -> dict[str, int]:
+        """See `BaseRollout`."""
+        return weights_checksum(self._runner.model)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> None:
         """See `BaseRollout.abort`."""

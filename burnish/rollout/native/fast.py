@@ -1,12 +1,8 @@
 """The forward of the common dense families as a short list of products and fused kernels, on the model's own weights.
 
-Llama, Qwen2, Qwen3 and Mistral are one computation: for each layer
-
-    x = norm(h);  q, k, v = split(x W_qkv);  q, k = rotate(q_norm(q), k_norm(k));  h = h + attend(q, k, v) W_o
-    x = norm(h);  g, u = split(x W_gate_up);                                       h = h + (silu(g) * u) W_down
-
-with what the module calls, hooks, mask building and reshapes around it left out. It rounds where the Hugging Face modules
-round, so that the policy that samples is the one that is trained.
+What `burnish.model.dense` says they compute, with the module calls, hooks, mask building and reshapes around it left out. It
+rounds where the Hugging Face modules round, so that the policy that samples is the one that is trained. Adapters (LoRA) stay
+apart from the weights here too.
 """
 
 from collections.abc import Sequence
@@ -17,36 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
-from transformers.models.llama import modeling_llama as llama
-from transformers.models.mistral import modeling_mistral as mistral
-from transformers.models.qwen2 import modeling_qwen2 as qwen2
-from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
+from burnish.model.dense import FAMILIES, PLAIN_MODULES, AttentionShape, is_unchanged
+from burnish.model.lora import is_plain_adapter
 from burnish.model.projections import GATE_UP, QKV
 from burnish.rollout.native.kernels import rms_norm, rotate_and_store, silu_mul
 from burnish.rollout.native.paged_cache import PagedCache
 from burnish.rollout.native.prepacked_linear import JointLinear
-
-# Exact classes of: causal LM, backbone, layer, attention, MLP, norm, rotary embedding.
-_FAMILIES: dict[type, tuple[type, ...]] = {
-    llama.LlamaForCausalLM: (
-        llama.LlamaModel, llama.LlamaDecoderLayer, llama.LlamaAttention, llama.LlamaMLP, llama.LlamaRMSNorm,
-        llama.LlamaRotaryEmbedding,
-    ),
-    mistral.MistralForCausalLM: (
-        mistral.MistralModel, mistral.MistralDecoderLayer, mistral.MistralAttention, mistral.MistralMLP,
-        mistral.MistralRMSNorm, mistral.MistralRotaryEmbedding,
-    ),
-    qwen2.Qwen2ForCausalLM: (
-        qwen2.Qwen2Model, qwen2.Qwen2DecoderLayer, qwen2.Qwen2Attention, qwen2.Qwen2MLP, qwen2.Qwen2RMSNorm,
-        qwen2.Qwen2RotaryEmbedding,
-    ),
-    qwen3.Qwen3ForCausalLM: (
-        qwen3.Qwen3Model, qwen3.Qwen3DecoderLayer, qwen3.Qwen3Attention, qwen3.Qwen3MLP, qwen3.Qwen3RMSNorm,
-        qwen3.Qwen3RotaryEmbedding,
-    ),
-}  # fmt: skip
 
 # Those whose angles depend on the position alone; the others change with the longest sequence of a call.
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -56,8 +29,7 @@ _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MLP_BYTES = 1 << 22
 _MIN_MLP_TOKENS = 256
 
-# No other activation is among them, nor an adapter's or a quantised layer.
-_PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
+_FAMILY_OF_MODEL = {family.causal_lm: family for family in FAMILIES}
 
 
 class FastContext(Protocol):
@@ -114,11 +86,15 @@ class FastForward:
     @classmethod
     def supports(cls, model: nn.Module) -> bool:
         """Whether ``model`` computes exactly what this class does: a known family, unchanged, with whole weights."""
-        family = _FAMILIES.get(type(model))
+        family = _FAMILY_OF_MODEL.get(type(model))
         if family is None:
             return False
-        known = (type(model), *family, *_PLAIN_MODULES)
-        if not all(type(module) in known and _is_unchanged(module) for module in model.modules()):
+        known = (*family, *PLAIN_MODULES)
+        adapters = [module for module in model.modules() if is_plain_adapter(module)]
+        of_adapters = {id(part) for adapter in adapters for part in adapter.modules() if part is not adapter.base_layer}
+        if not all(type(module) in known or id(module) in of_adapters for module in model.modules()):
+            return False
+        if not all(is_unchanged(module) for module in model.modules()):
             return False
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             return False
@@ -201,10 +177,7 @@ class _Layer:
         self.products = (self._qkv, self._out, self._gate_up, self._down)
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._norm_eps = 0.0 if self._q_norm is None else self._q_norm.variance_epsilon
-        self._head_dim = attention.head_dim
-        self._num_heads, self._num_kv_heads = (p.out_features // self._head_dim for p in qkv[:2])
-        self._scaling = attention.scaling
-        self._sliding_window = _sliding_window(attention)
+        self._shape = AttentionShape.of(attention)
 
     def input_norm(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
         """``residual + x`` [tokens, hidden], normed and as it is; x is None before the first layer."""
@@ -227,8 +200,8 @@ class _Layer:
             context.cache,
             self._index,
             context.places,
-            self._num_heads,
-            self._num_kv_heads,
+            self._shape.num_heads,
+            self._shape.num_kv_heads,
             None if self._q_norm is None else self._q_norm.weight,
             None if self._k_norm is None else self._k_norm.weight,
             self._norm_eps,
@@ -237,7 +210,7 @@ class _Layer:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, context: FastContext) -> Tensor:
         """What `project` gives -> the attention block's addition to the residual stream, [tokens, hidden]."""
         attended = context.attend_packed(
-            self._index, query, key, value, scaling=self._scaling, sliding_window=self._sliding_window
+            self._index, query, key, value, scaling=self._shape.scaling, sliding_window=self._shape.sliding_window
         )
         return self._out(attended)
 
@@ -259,18 +232,3 @@ class _Layer:
 def _used_layers(backbone: Any) -> list[nn.Module]:
     """As the backbone's forward does: a configuration may use only the first of its layers."""
     return list(backbone.layers[: backbone.config.num_hidden_layers])
-
-
-def _sliding_window(attention: Any) -> int | None:
-    """The window that the module passes to the attention function."""
-    if type(attention) is llama.LlamaAttention:
-        return None
-    if type(attention) is mistral.MistralAttention:
-        return getattr(attention.config, "sliding_window", None)
-    window: int | None = attention.sliding_window
-    return window
-
-
-def _is_unchanged(module: nn.Module) -> bool:
-    """Whether calling ``module`` runs its class's forward and nothing else."""
-    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,20 @@ class DecodeGraphs:
         prepare: makes the state such that a step is harmless; called before a capture, which runs steps to warm up.
         sizes: ascending; the last one is the most rows.
         name: of the model, for messages.
+        mode: of the model, beyond the arguments of a step: what is captured in one mode is not replayed in another.
     """
 
     def __init__(
-        self, step: Callable[[int, bool, bool], None], prepare: Callable[[], None], sizes: Sequence[int], name: str
+        self,
+        step: Callable[[int, bool, bool], None],
+        prepare: Callable[[], None],
+        sizes: Sequence[int],
+        name: str,
+        mode: Callable[[], Hashable] = lambda: None,
     ) -> None:
-        self._step, self._prepare, self._name = step, prepare, name
+        self._step, self._prepare, self._name, self._mode = step, prepare, name, mode
         self.sizes = list(sizes)
-        self._graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[Variant, Hashable], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self.failed = False
         """Whether a capture failed; then steps are launched one by one."""
@@ -51,11 +57,12 @@ class DecodeGraphs:
 
     def ready(self, variant: Variant) -> None:
         """Captures the graph of ``variant`` (size, truncates, penalises) if there is none; the state is idle afterwards."""
-        if variant in self._graphs or self.failed:
+        key = (variant, self._mode())
+        if key in self._graphs or self.failed:
             return
         self._prepare()
         try:
-            self._graphs[variant] = self._capture(variant)
+            self._graphs[key] = self._capture(variant)
         except RuntimeError as error:
             # Models whose layers look at the device, as most mixtures of experts do when they gather each expert's tokens.
             self.failed = True
@@ -69,7 +76,7 @@ class DecodeGraphs:
 
     def run(self, variant: Variant, steps: int) -> None:
         """Launches ``steps`` steps."""
-        graph = self._graphs.get(variant)
+        graph = self._graphs.get((variant, self._mode()))
         for _ in range(steps):
             if graph is None:
                 self._step(*variant)

@@ -17,16 +17,19 @@ _KEY = "rollout.gpu_memory_utilization"
 _GIB = 2**30
 
 
-class _ShapeProbe(PackedContext):
-    """Attends as usual and notes what each layer would store."""
+class _ShapeProbe:
+    """Attends as usual and notes what each layer would store.
+
+    It has no ``attend_tokens``, so that fused layers, which do not say which layer they are, leave it to transformers' own.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__([1], device)
+        self._context = PackedContext([1], device)
         self.shapes: dict[int, LayerShape] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **how: object) -> Tensor:
         self.shapes[int(module.layer_idx)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])  # type: ignore[arg-type]
-        return super().attend(module, query, key, value, **how)  # type: ignore[arg-type]
+        return self._context.attend(module, query, key, value, **how)  # type: ignore[arg-type]
 
 
 @torch.no_grad()

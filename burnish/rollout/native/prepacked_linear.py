@@ -8,12 +8,15 @@ second time, and they are wrong as soon as the weights change: so they live insi
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.model.linear import can_prepack, inference_linear, prepack_weight, prepacked_bytes, prepacked_linear
+from burnish.model.lora import base_layer, is_plain_adapter, low_rank
 from burnish.model.projections import packed_weight
 
 # Decode steps after which copies have paid for themselves, with a margin: the estimate of the steps is an upper bound.
@@ -24,26 +27,50 @@ class JointLinear:
     """Several projections of one input as one product, with the parameters as they are at the call.
 
     Args:
-        projections: modules with a ``weight`` [out_i, in] and all or none with a ``bias`` [out_i].
+        projections: modules with a ``weight`` [out_i, in] and all or none with a ``bias`` [out_i]; any of them may have a plain
+            adapter (`burnish.model.lora.is_plain_adapter`), whose two thin products are added while it is on.
     """
 
     def __init__(self, projections: Sequence[Any]) -> None:
         self._projections = list(projections)
         self.out_features = sum(weight.shape[0] for weight in self._weights)
         """Width of the output."""
+        ends = list(accumulate(weight.shape[0] for weight in self._weights))
+        self._adapters = [
+            (slice(end - layer.weight.shape[0], end), layer)
+            for end, layer in zip(ends, self._projections, strict=True)
+            if is_plain_adapter(layer)
+        ]
         self.prepacked: Tensor | None = None
         """Their weights in oneDNN's order; None is none held."""
         self._bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The outputs of the projections of ``x`` [tokens, in] behind each other, [tokens, sum of out_i]."""
+        output = self._product(x)
+        adapters = [entry for entry in self._adapters if not entry[1].disable_adapters]
+        return self._add_adapters(output, x, adapters) if adapters else output
+
+    def _add_adapters(self, output: Tensor, x: Tensor, adapters: list[tuple[slice, Any]]) -> Tensor:
+        downs, ups, scalings = zip(*(low_rank(layer) for _, layer in adapters), strict=True)
+        down = packed_weight(downs)
+        if down is None:
+            parts = [F.linear(x, weight) for weight in downs]
+        else:
+            parts = list(F.linear(x, down).split([len(weight) for weight in downs], dim=-1))
+        for (columns, _), part, up, scaling in zip(adapters, parts, ups, scalings, strict=True):
+            output[:, columns].addmm_(part, up.T, alpha=scaling)
+        return output
+
+    def _product(self, x: Tensor) -> Tensor:
         if self.prepacked is not None and x.shape[0] > 0:
             return prepacked_linear(x, self.prepacked, self._bias)
         weight = packed_weight(self._weights)
         biases = self._biases
         bias = packed_weight(biases) if biases else None
         if weight is None or (biases and bias is None):
-            return torch.cat([inference_linear(x, p.weight, p.bias) for p in self._projections], dim=-1)
+            products = [base_layer(projection) for projection in self._projections]
+            return torch.cat([inference_linear(x, p.weight, p.bias) for p in products], dim=-1)
         return inference_linear(x, weight, bias)
 
     @property

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from burnish.model.attention import AttentionContext
 from burnish.model.head import head_logits, logit_transform
+from burnish.model.lora import adapter_layers
 from burnish.model.policy import backbone_of
 from burnish.rollout.native.contexts import DecodeContext, PrefillContext
 from burnish.rollout.native.fast import FastForward
@@ -158,7 +159,12 @@ class DecodeRunner:
         self.graphs: DecodeGraphs | None = None
         self._addresses = tuple(parameter.data_ptr() for parameter in runner.model.parameters())
         if sizes is not None:
-            self.graphs = DecodeGraphs(self._step, state.make_idle, sizes, type(runner.model).__name__)
+            name, adapters = type(runner.model).__name__, [layer for _, layer in adapter_layers(runner.model)]
+
+            def adapters_enabled() -> bool:
+                return any(not layer.disable_adapters for layer in adapters)
+
+            self.graphs = DecodeGraphs(self._step, state.make_idle, sizes, name, mode=adapters_enabled)
 
     def follow_weights(self) -> None:
         """Forgets the graphs if the weights have moved since they were captured."""

@@ -9,7 +9,7 @@ import torch
 
 from burnish.core_algos.blocks import row_lengths
 from burnish.protocol import DataProto
-from burnish.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from burnish.trainer.ppo.balance import RowWork, spread
 
 
 def plan_mini_batches(
@@ -20,14 +20,16 @@ def plan_mini_batches(
     loss_mask_key: str = "loss_mask",
     shuffle_seed: int | None = None,
     balance: bool = True,
+    share_prompts: bool | None = None,
 ) -> DataProto:
     """Orders the rows of ``batch`` so that an equal split over ``dp_size`` ranks gives every rank its share of each mini-batch.
 
     Args:
-        batch: rows with ``uid``, ``attention_mask`` [batch, seq] and the loss mask [batch, response].
+        batch: rows with ``uid``, ``attention_mask`` [batch, seq], ``response_mask`` and the loss mask [batch, response].
         num_prompts: prompts (groups) per optimizer step; the last step may hold fewer.
         shuffle_seed: draws the order of the groups; None keeps the order of the batch.
-        balance: spread each mini-batch over the ranks by number of tokens; False: in order.
+        balance: spread each mini-batch over the ranks by cost; False: in order.
+        share_prompts: whether a rank computes the prompt of its rows of a group once; see `spread`.
 
     Returns:
         The rows, rank by rank and within a rank step by step, with ``mini_batch_id`` [batch] added, and in
@@ -37,8 +39,7 @@ def plan_mini_batches(
         loss stays in its place; it is no update.
     """
     mini_batches = _group_rows(batch.non_tensor_batch["uid"], num_prompts, shuffle_seed)
-    # Lists: to look into a tensor row by row takes longer than all else here.
-    lengths = row_lengths(batch.tensors["attention_mask"].bool()).tolist()
+    work = RowWork.of(batch)
     num_trained = row_lengths(batch.tensors[loss_mask_key].bool()).tolist()
     per_rank: list[list[int]] = [[] for _ in range(dp_size)]
     ids: list[list[int]] = [[] for _ in range(dp_size)]
@@ -47,10 +48,11 @@ def plan_mini_batches(
     for mini_batch_id, rows in enumerate(mini_batches):
         denominators.append(_denominators([num_trained[row] for row in rows]))
         num_fill = -len(rows) % dp_size
-        shortest = min(rows, key=lengths.__getitem__)
+        shortest = min(rows, key=work.lengths.__getitem__)
         padded = rows + [shortest] * num_fill
         is_filler = [False] * len(rows) + [True] * num_fill
-        for rank, part in enumerate(_spread([lengths[row] for row in padded], dp_size, balance)):
+        parts = spread(work.select(rows, num_fill), dp_size, balance=balance, share_prompts=share_prompts)
+        for rank, part in enumerate(parts):
             per_rank[rank] += [padded[i] for i in part]
             fillers[rank] += [is_filler[i] for i in part]
             ids[rank] += [mini_batch_id] * len(part)
@@ -82,13 +84,3 @@ def _group_rows(uids, num_prompts: int, shuffle_seed: int | None) -> list[list[i
         [row for group in members[start : start + num_prompts] for row in group]
         for start in range(0, len(members), num_prompts)
     ]
-
-
-def _spread(lengths: list[int], dp_size: int, balance: bool) -> list[list[int]]:
-    """Positions per rank, equally many each."""
-    if dp_size == 1:
-        return [list(range(len(lengths)))]
-    if balance:
-        return [sorted(part) for part in get_seqlen_balanced_partitions(lengths, dp_size, equal_size=True)]
-    per_rank = len(lengths) // dp_size
-    return [list(range(rank * per_rank, (rank + 1) * per_rank)) for rank in range(dp_size)]

@@ -21,6 +21,7 @@ from burnish.reward import RewardManager
 from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import WorkerGroup
 from burnish.trainer.ppo.advantage_stage import advantages_of
+from burnish.trainer.ppo.balance import on_balanced_ranks
 from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
 from burnish.trainer.ppo.checkpoint import CheckpointManager
 from burnish.trainer.ppo.dataloaders import create_dataloaders
@@ -31,7 +32,7 @@ from burnish.trainer.ppo.roles import Role, need_critic, need_greedy_baseline, n
 from burnish.trainer.ppo.run_log import RunLog
 from burnish.trainer.ppo.scoring import concat_scored, merge_rounds, score_batch, score_for_training
 from burnish.trainer.ppo.spawn import spawn_workers
-from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, stage
+from burnish.trainer.ppo.stages import PROMPT_TENSORS, StepReport, stage
 from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
 from burnish.trainer.ppo.validation import validation_metrics
 from burnish.utils.errors import ConfigError
@@ -301,19 +302,30 @@ class RayPPOTrainer:
 
     @stage("old_log_prob", when="needs_old_log_probs")
     def _old_log_prob_pass(self, batch: DataProto) -> DataProto:
-        batch = batch.union(self.actor_rollout_wg.compute_log_prob(batch.select(**FORWARD_KEYS)))
+        batch = batch.union(self._forward("actor", self.actor_rollout_wg, "compute_log_prob", batch))
         self.metrics |= compute_rollout_difference(batch)
         return batch
 
     @stage("ref", when="use_reference_policy")
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the frozen reference, when a KL term reads them."""
-        return batch.union(self.actor_rollout_wg.compute_ref_log_prob(batch.select(**FORWARD_KEYS)))
+        return batch.union(self._forward("ref", self.actor_rollout_wg, "compute_ref_log_prob", batch))
 
     @stage("values", when="use_critic")
     def _compute_values(self, batch: DataProto) -> DataProto:
         """The critic's value of the state before each response token."""
-        return batch.union(self.critic_wg.compute_values(batch.select(**FORWARD_KEYS)))
+        return batch.union(self._forward("critic", self.critic_wg, "compute_values", batch))
+
+    def _forward(self, name: str, group: Any, method: str, batch: DataProto) -> DataProto:
+        """What a worker group's pass without gradient gives, its rows spread over the ranks of the mesh ``name``."""
+        model = self.config.critic if name == "critic" else self.config.actor_rollout_ref.actor
+        return on_balanced_ranks(
+            getattr(group, method),
+            batch,
+            group.dp_size(name),
+            balance=self.config.trainer.balance_batch,
+            share_prompts=model.use_prefix_grouper,
+        )
 
     @stage("adv")
     def _compute_advantage(self, batch: DataProto) -> DataProto:
@@ -347,7 +359,7 @@ class RayPPOTrainer:
             update,
             rows,
             config,
-            dp_size=group.world_size,
+            dp_size=group.dp_size(name),
             balance=self.config.trainer.balance_batch,
             step=self.global_steps,
             max_response_length=self.config.data.max_response_length,

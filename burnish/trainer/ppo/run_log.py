@@ -7,6 +7,7 @@ from typing import Any
 from burnish.config import PPOTrainerConfig, to_dict, to_yaml
 from burnish.protocol import DataProto
 from burnish.trainer.ppo.generations import dump_generations, sample_of, show_generations
+from burnish.trainer.ppo.rollout_gap import RolloutGapWatch
 from burnish.trainer.ppo.stages import StepReport
 from burnish.utils.tracking import Tracking
 
@@ -33,6 +34,7 @@ class RunLog:
         self.callbacks = callbacks
         self.total_steps = total_steps
         self.logger: Tracking | None = None
+        self._rollout_gap = RolloutGapWatch()
 
     def open(self, run_dir: Path, resumed_step: int) -> None:
         """Opens the loggers and writes the configuration into the run's folder."""
@@ -57,6 +59,7 @@ class RunLog:
         """The metrics of a step, to every logger and callback, and its batch as text, if there is one."""
         if self.logger is not None:
             self.logger.log(metrics, step=step)
+        self._rollout_gap.look(metrics, step)
         folder = self.config.trainer.rollout_data_dir
         if batch is not None and folder:
             dump_generations(batch, self.tokenizer, folder, step)

@@ -11,9 +11,10 @@ PROMPT_TENSORS = ["input_ids", "attention_mask", "position_ids"]
 
 FORWARD_KEYS: dict[str, Any] = {
     "batch_keys": [*PROMPT_TENSORS, "responses", "response_mask"],
-    "non_tensor_batch_keys": [],
+    "non_tensor_batch_keys": ["uid"],
 }
-"""Arguments of `DataProto.select`: what a forward pass of the policy, the reference or the critic reads."""
+"""Arguments of `DataProto.select`: what a forward pass of the policy, the reference or the critic reads.
+The uid names a row that is too long."""
 
 
 @dataclass(kw_only=True)

@@ -46,6 +46,7 @@ def update_in_passes(
             dp_size=dp_size,
             shuffle_seed=seed if config.shuffle else None,
             balance=balance,
+            share_prompts=config.use_prefix_grouper,
         )
         planned.meta_info |= {"global_steps": step, "max_response_length": max_response_length}
         metrics.append(merge_ranks(update(planned)))
@@ -75,11 +76,14 @@ def _with_choice_noise(batch: DataProto, seed: int) -> DataProto:
 def merge_ranks(per_rank: list[dict[str, float]]) -> dict[str, float]:
     """An update's metrics from what the ranks returned.
 
-    The engine has summed them over the ranks already; memory and utilisation are each rank's own, and the largest counts.
+    The engine has summed them over the ranks already. Pace and memory are each rank's own: of utilisation the mean counts, of
+    everything else the largest.
     """
     merged = dict(per_rank[0])
     for key in merged:
-        if key.startswith("perf/"):
+        if key.startswith("perf/mfu/"):
+            merged[key] = sum(metrics[key] for metrics in per_rank) / len(per_rank)
+        elif key.startswith("perf/"):
             merged[key] = max(metrics[key] for metrics in per_rank)
     return merged
 

@@ -1,7 +1,11 @@
 """Where kernels are tested, caches with random content, and formulas in naive loops."""
 
+import importlib.metadata
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,3 +118,22 @@ def rope_tables(num_positions: int, head_dim: int, device: str = "cpu") -> tuple
     angles = torch.arange(num_positions).double()[:, None] * frequencies
     angles = torch.cat((angles, angles), -1)
     return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def run_interpreted(folder: Path) -> None:
+    """Runs the tests of ``folder`` in Triton's interpreter.
+
+    In a process of its own: the variable counts when the kernels are imported, and for all of them.
+    """
+    version = tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
+    if version < (3, 9):
+        pytest.skip(f"triton {version} cannot interpret loops over loaded bounds with a recent numpy")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "interpreted", str(folder)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout

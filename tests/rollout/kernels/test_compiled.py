@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
+from burnish.model.kernels.cpu import build
 from burnish.rollout.native.kernels import cpu, decode_attention, rms_norm, rotate_and_store, silu_mul
-from burnish.rollout.native.kernels.cpu import build
 from burnish.rollout.native.kernels.cpu.build import CannotBuild, load
 from burnish.rollout.native.sampler import draw
 from tests.rollout.draw_cases import sampling_rows

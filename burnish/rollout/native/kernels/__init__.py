@@ -2,8 +2,8 @@
 
 A function here looks where its tensors are. The C++ lies in ``cpu/`` and is compiled on the machine, where that is possible
 and pays; elsewhere plain torch does the same. The Triton kernels lie in ``gpu/``, which is imported with the first CUDA
-tensor. They run inside captured graphs: no host synchronisation, static shapes, and the cache's memory is found through
-``cache.addresses``.
+tensor; norm and activation share theirs, and their plain torch, with training (`burnish.model.kernels`). They run inside
+captured graphs: no host synchronisation, static shapes, and the cache's memory is found through ``cache.addresses``.
 """
 
 from burnish.rollout.native.kernels.activation import silu_mul

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.model.attention import softcapped_attention
+from burnish.model.padded_attention import softcapped_attention
 from burnish.rollout.native.kernels.cpu import compiled_for
 from burnish.rollout.native.kernels.store import gather_torch
 from burnish.rollout.native.paged_cache import PagedCache

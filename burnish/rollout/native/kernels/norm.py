@@ -4,6 +4,7 @@ from typing import overload
 
 from torch import Tensor
 
+from burnish.model import kernels
 from burnish.rollout.native.kernels.cpu import compiled_for
 
 
@@ -29,25 +30,8 @@ def rms_norm(
     Returns:
         [tokens, hidden]; with a residual also h.
     """
-    if x.is_cuda:
-        from burnish.rollout.native.kernels.gpu import norm
-
-        return norm.rms_norm(x, weight, eps, residual, offset)
     compiled = compiled_for(x)
     if compiled is not None and (result := compiled.rms_norm(x, weight, eps, residual, offset)) is not None:
         return result
-    return rms_norm_torch(x, weight, eps, residual, offset)
-
-
-def rms_norm_torch(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, offset: float = 0.0
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`rms_norm` in plain torch."""
-    h = x if residual is None else x + residual
-    wide = h.float()
-    normed = wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    if offset:
-        out = normed.mul_(offset + weight.float()).to(x.dtype)
-    else:
-        out = normed.to(x.dtype).mul_(weight)
-    return out if residual is None else (out, h)
+    normed = kernels.rms_norm(x, weight, eps, residual, offset)
+    return normed.out if residual is None else (normed.out, normed.summed)

@@ -1,0 +1,340 @@
+"""Seconds of one whole GRPO step, rollout to new weights, of burnish's trainer beside TRL's GRPOTrainer on the same work.
+
+    python -m benchmarks.grpo_step --peer trl --json                           # CPU: tiny and smollm2; GPU: qwen2.5-0.5b
+    python -m benchmarks.grpo_step --model tiny --variant plain --peer trl
+    python -m benchmarks.grpo_step --model qwen2.5-0.5b --gpus 2 --prompts 64  # burnish alone, two ranks at twice the work
+
+Both sides get the same random prompts, every response has its full length, the reward is a trivial function of the text, there
+is no reference policy, and each step makes one update of the whole batch. Variants of burnish: ``defaults`` as it comes, and
+``plain``, float32 without shared prompts, which is what the peer does on a CPU (float32 there; on a GPU bf16 autocast over
+float32 weights, and vLLM in the same process). A step's seconds are those from one step's end to the next one's, the data and
+the logging included; the first step of each side warms up. On a CPU the two sides take turns step by step; on a GPU the peer
+comes second. Seconds of CPU, of all threads, tell more than those of the clock where other programs want the same cores.
+Figures are medians (least, greatest). With ``--json`` the last line is one object: the figures of the first model and variant,
+and of all of them under ``results``.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from burnish.utils import env
+
+env.calm_threads()
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+import yaml  # noqa: E402
+from transformers import AutoConfig  # noqa: E402
+
+import burnish  # noqa: E402
+from benchmarks.demo import machine  # noqa: E402
+from benchmarks.grpo_burnish import run_steps  # noqa: E402
+from benchmarks.grpo_work import CPU_WORK, GPU_WORK, GRPOWork  # noqa: E402
+from benchmarks.models import model_path, word_tokenizer_path  # noqa: E402
+from benchmarks.peers.client import Peer  # noqa: E402
+
+# Configuration of each variant by dotted key.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "plain": {
+        "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
+        "actor_rollout_ref.actor.use_prefix_grouper": False,
+    },
+}
+
+
+class PeerSteps:
+    """The peer's steps, one a turn, until there are ``repeats`` of them, or one and ``budget`` seconds are over."""
+
+    def __init__(self, peer: Peer, work: GRPOWork, repeats: int, budget: float) -> None:
+        self._peer, self._work = peer, work
+        self._repeats, self._budget = repeats, budget
+        self.steps: list[dict[str, Any]] = []
+
+    def turn(self) -> bool:
+        """One step; False when there is none to do any more."""
+        spent = sum(step["seconds"] for step in self.steps)
+        if len(self.steps) >= self._repeats or (self.steps and spent + self.steps[-1]["seconds"] > self._budget):
+            return False
+        step = self._peer.run({})
+        check_step(step, self._work, self._peer.name)
+        self.steps.append(step)
+        return True
+
+
+def check_step(step: dict[str, Any], work: GRPOWork, side: str) -> None:
+    """Every response has its length, and rewards were computed.
+
+    Raises:
+        RuntimeError: not so.
+    """
+    if step["tokens"] != work.num_response_tokens:
+        raise RuntimeError(
+            f"{side} trained on {step['tokens']} response tokens where {work.num_response_tokens} were asked for."
+        )
+    if not step["mean_score"] > 0:
+        raise RuntimeError(f"{side} has a mean score of {step['mean_score']}: its rewards were not computed.")
+
+
+def check_learning(steps: list[dict[str, Any]], side: str) -> None:
+    """Each step leaves other weights than the one before.
+
+    Raises:
+        RuntimeError: not so.
+    """
+    prints = [step["fingerprint"] for step in steps]
+    if any(before == after for before, after in pairwise(prints)):
+        raise RuntimeError(f"{side} left its weights as they were in a step: nothing was learned ({prints}).")
+
+
+def spread(name: str, values: list[float]) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def median_of(steps: list[dict[str, Any]], key: str) -> float:
+    """Median of one figure over the steps."""
+    return statistics.median(step[key] for step in steps)
+
+
+def stage_medians(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Median seconds of each stage."""
+    return {name: statistics.median(step["stages"][name] for step in steps) for name in steps[0]["stages"]}
+
+
+def measure(name: str, variant: str, peer: Peer | None, work: GRPOWork, args: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one model and variant; the peer's only if it takes turns."""
+    turns = None if peer is None else PeerSteps(peer, work, args.peer_repeats, args.peer_seconds)
+    load = os.getloadavg()[0]
+    steps = run_steps(
+        work,
+        **places(name),
+        device=args.device,
+        gpus=args.gpus,
+        lr=args.lr,
+        steps=args.repeats,
+        overrides=VARIANTS[variant] | args.set,
+        after_step=(lambda: None) if turns is None else (lambda: turns.turn() and None),
+    )
+    for step in steps:
+        check_step(step, work, "burnish")
+    check_learning(steps, "burnish")
+    gc.collect()
+    seconds = [step["seconds"] for step in steps]
+    result: dict[str, Any] = {
+        "model": name,
+        "variant": variant,
+        "work": work.describe(),
+        "device": args.device_name,
+        "dtype": steps[-1]["dtype"],
+        "gpus": args.gpus,
+        "repeats": len(steps),
+        **spread("seconds", seconds),
+        "cpu_seconds": median_of(steps, "cpu_seconds"),
+        "response_tokens_per_s": work.num_response_tokens / statistics.median(seconds),
+        "stages": stage_medians(steps),
+        "mean_score": steps[-1]["mean_score"],
+        "memory_gib": steps[-1]["memory_gib"],
+        "load_before": load,
+        "load_after": os.getloadavg()[0],
+    }
+    if turns is not None:
+        while len(turns.steps) < args.peer_repeats and turns.turn():
+            pass
+        result |= peer_figures(result, turns.steps, peer, args)
+    return result
+
+
+def peer_figures(result: dict[str, Any], steps: list[dict[str, Any]], peer: Any, args: argparse.Namespace) -> dict:
+    """The peer's figures, and the ratio of its seconds to burnish's."""
+    check_learning(steps, peer.name)
+    return {
+        "peer": peer.name,
+        "peer_dtype": args.peer_dtype,
+        "peer_repeats": len(steps),
+        **spread("peer_seconds", [step["seconds"] for step in steps]),
+        "peer_cpu_seconds": median_of(steps, "cpu_seconds"),
+        "peer_stages": stage_medians(steps),
+        "peer_memory_gib": steps[-1]["memory_gib"],
+        "peer_mean_score": steps[-1]["mean_score"],
+        "peer_versions": peer.facts["versions"],
+        "peer_start_seconds": peer.facts["start_seconds"],
+        "ratio": median_of(steps, "seconds") / result["seconds"],
+        "cpu_ratio": median_of(steps, "cpu_seconds") / result["cpu_seconds"],
+    }
+
+
+def places(name: str) -> dict[str, Any]:
+    """Folders of the model and of the tokenizer for its vocabulary, and the vocabulary's size."""
+    path = model_path(name)
+    vocab_size = AutoConfig.from_pretrained(path).vocab_size
+    return {"model": path, "tokenizer": word_tokenizer_path(vocab_size), "vocab_size": vocab_size}
+
+
+def start_peer(name: str, work: GRPOWork, args: argparse.Namespace) -> Peer:
+    """The peer on the model called ``name``, after the step that warms it up."""
+    settings = {
+        **places(name),
+        "device": args.device,
+        "dtype": args.peer_dtype,
+        "work": work.as_dict(),
+        "micro_batch_size": args.peer_micro_batch_size,
+        "gradient_checkpointing": args.peer_gradient_checkpointing,
+        "lr": args.lr,
+        "vllm_memory": args.peer_vllm_memory if args.device == "cuda" else None,
+    }
+    peer = Peer(args.peer, settings, args.logs / f"{args.peer}_{Path(name).name}.log")
+    check_step(peer.run({}), work, peer.name)
+    return peer
+
+
+def measure_model(name: str, work: GRPOWork, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The figures of every variant; one peer for all of them."""
+    results = []
+    with ExitStack() as stack:
+        alternate = args.peer is not None and args.device == "cpu"
+        peer = stack.enter_context(start_peer(name, work, args)) if alternate else None
+        for variant in args.variant:
+            results.append(measure(name, variant, peer, work, args))
+        if args.peer is not None and not alternate:
+            torch.cuda.empty_cache()
+            # Beside burnish's own memory there would not be enough for both.
+            peer = stack.enter_context(start_peer(name, work, args))
+            turns = PeerSteps(peer, work, args.peer_repeats, args.peer_seconds)
+            while turns.turn():
+                pass
+            results = [result | peer_figures(result, turns.steps, peer, args) for result in results]
+    for result in results:
+        print(table(result), flush=True)
+        with (args.logs / "results.jsonl").open("a") as file:
+            file.write(json.dumps(result) + "\n")
+    return results
+
+
+def table(result: dict[str, Any]) -> str:
+    """One model and variant, for people."""
+
+    def seconds(name: str) -> str:
+        return f"{result[name]:8.3f} ({result[f'{name}_min']:.3f}, {result[f'{name}_max']:.3f})"
+
+    def stages(name: str) -> str:
+        return ", ".join(f"{stage} {value:.3f}" for stage, value in result[name].items())
+
+    lines = [
+        f"{result['model']}, {result['variant']} ({result['dtype']}), {result['gpus']} rank(s): {result['work']}",
+        f"  burnish, seconds a step     {seconds('seconds')}, of CPU {result['cpu_seconds']:.2f}: {stages('stages')}",
+    ]
+    if "peer" in result:
+        lines.append(
+            f"  {result['peer']} ({result['peer_dtype']}), seconds      {seconds('peer_seconds')}, of CPU "
+            f"{result['peer_cpu_seconds']:.2f}, {result['peer_repeats']} steps: {stages('peer_stages')}"
+        )
+        lines.append(
+            f"  {result['peer']} over burnish            {result['ratio']:8.2f}, in seconds of CPU {result['cpu_ratio']:.2f}"
+        )
+    if result["memory_gib"] is not None:
+        lines.append(
+            f"  memory peak, GiB            {result['memory_gib']:8.2f}; peer {result.get('peer_memory_gib') or 0:.2f}"
+        )
+    lines.append(f"  load of the machine         {result['load_before']:8.1f} to {result['load_after']:.1f}")
+    return "\n".join(lines)
+
+
+def summary(results: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of the first result that people compare, and all others."""
+    first = results[0]
+    return {
+        "ratio": first.get("ratio"),
+        "seconds": first["seconds"],
+        "peer_seconds": first.get("peer_seconds"),
+        "device": args.device_name,
+        "model": first["model"],
+        "variant": first["variant"],
+        "peer": args.peer,
+        "machine": machine(),
+        "versions": {
+            "burnish": burnish.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "results": {f"{result['model']}/{result['variant']}": result for result in results},
+    }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--model", nargs="+", help="names of benchmarks/models.py, or folders")
+    parser.add_argument("--variant", nargs="+", choices=VARIANTS, help="of burnish; on a CPU both, on a GPU defaults")
+    parser.add_argument("--peer", choices=["trl"], help="what to run beside burnish")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=default)
+    parser.add_argument("--gpus", type=int, default=1, help="ranks of burnish (on a CPU: workers)")
+    parser.add_argument("--repeats", type=int, default=5, help="steps of burnish that count")
+    parser.add_argument("--peer-repeats", type=int, default=3, help="steps of the peer that count, for each variant")
+    parser.add_argument(
+        "--peer-seconds", type=float, default=600.0, help="the peer begins no further step of a variant after this"
+    )
+    parser.add_argument("--peer-dtype", choices=["float32", "bfloat16"], help="float32 on a CPU, else bfloat16")
+    parser.add_argument("--peer-micro-batch-size", type=int, help="rows; 8 on a CPU, 16 on a GPU")
+    parser.add_argument("--peer-gradient-checkpointing", action="store_true", help="TRL's default; slower")
+    parser.add_argument("--peer-vllm-memory", type=float, default=0.3, help="share of the GPU's memory")
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of burnish by dotted key, in YAML"
+    )
+    parser.add_argument("--logs", type=Path, help="folder of the peer's log and results.jsonl (a temporary one)")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    work = parser.add_argument_group("instead of what the device's work says")
+    names = ("prompts", "samples", "prompt_length", "response_length")
+    for name in names:
+        work.add_argument(f"--{name.replace('_', '-')}", type=int)
+    args = parser.parse_args(argv)
+    on_cpu = args.device == "cpu"
+    args.model = args.model or (["tiny", "smollm2"] if on_cpu else ["qwen2.5-0.5b"])
+    args.variant = args.variant or (["defaults", "plain"] if on_cpu else ["defaults"])
+    args.peer_dtype = args.peer_dtype or ("float32" if on_cpu else "bfloat16")
+    args.peer_micro_batch_size = args.peer_micro_batch_size or (8 if on_cpu else 16)
+    args.set = parse_settings(args.set)
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    args.work = GRPOWork(**((CPU_WORK if on_cpu else GPU_WORK).as_dict() | given))
+    args.logs = Path(tempfile.mkdtemp(prefix="burnish-grpo-")) if args.logs is None else args.logs
+    args.logs.mkdir(parents=True, exist_ok=True)
+    (args.logs / "results.jsonl").write_text("")
+    args.device_name = torch.cuda.get_device_name() if args.device == "cuda" else machine()
+    return args
+
+
+def parse_settings(entries: list[str]) -> dict[str, Any]:
+    """``key=value`` as on burnish's command line, values in YAML."""
+    return {key: yaml.safe_load(value) for key, _, value in (entry.partition("=") for entry in entries)}
+
+
+def main() -> None:
+    """Measures and prints tables, and one line of JSON if asked for."""
+    args = parse()
+    print(
+        f"{machine()}, burnish {burnish.__version__}, transformers {transformers.__version__}; logs in {args.logs}",
+        flush=True,
+    )
+    results = [result for name in args.model for result in measure_model(name, args.work, args)]
+    if args.json:
+        print(json.dumps(summary(results, args)))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Which configuration keys an engine answers to, for its messages: actor, critic and reference have their own."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.engine.out_of_memory import MicroBatch
+
+_POLICY = "actor_rollout_ref"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keys:
+    """Names of the sections and stages of one engine.
+
+    Attributes:
+        model_section, fsdp_section: where its model's and its layout's keys are.
+        update, inference: section and prefix of the keys that cut its micro-batches in either.
+        update_stage, infer_stage, step_stage: what they are called.
+    """
+
+    model_section: str
+    fsdp_section: str
+    update: str
+    inference: str
+    update_stage: str
+    infer_stage: str
+    step_stage: str
+
+    @classmethod
+    def of(cls, kind: str, *, trained: bool) -> "Keys":
+        """Those of a "policy" or a "value" function, which is trained or only read."""
+        if kind == "value":
+            return cls(
+                model_section="critic.model",
+                fsdp_section="critic.model.fsdp_config",
+                update="critic.ppo",
+                inference="critic.forward",
+                update_stage="the update of the critic",
+                infer_stage="the pass for the critic's values",
+                step_stage="the optimizer step of the critic",
+            )
+        return cls(
+            model_section=f"{_POLICY}.model",
+            fsdp_section=f"{_POLICY}.{'actor' if trained else 'ref'}.fsdp_config",
+            update=f"{_POLICY}.actor.ppo",
+            inference=f"{_POLICY}.{'rollout' if trained else 'ref'}.log_prob",
+            update_stage="the update of the actor",
+            infer_stage="the pass for the actor's log-probs" if trained else "the pass for the reference's log-probs",
+            step_stage="the optimizer step of the actor",
+        )
+
+    def fsdp(self, key: str) -> str:
+        """A key of the layout."""
+        return f"{self.fsdp_section}.{key}"
+
+    def model(self, key: str) -> str:
+        """A key of the model."""
+        return f"{self.model_section}.{key}"
+
+    def micro_batch(self, *, update: bool, by_rows: bool) -> MicroBatch:
+        """An empty micro-batch with the keys that cut it."""
+        prefix = self.update if update else self.inference
+        return MicroBatch(
+            size_key=f"{prefix}_micro_batch_size_per_gpu",
+            tokens_key=f"{prefix}_max_token_len_per_gpu",
+            by_rows=by_rows,
+        )
+
+    def for_update(self, model_config: Any, engine_config: Any, *, recomputes_all: bool) -> list[str]:
+        """What else leaves more memory to an update."""
+        ways = []
+        if not recomputes_all and not model_config.enable_activation_offload:
+            ways.append(self.model("enable_gradient_checkpointing=true"))
+        if not model_config.enable_activation_offload:
+            ways.append(self.model("enable_activation_offload=true"))
+        return ways + self.for_step(engine_config)
+
+    def for_step(self, engine_config: Any) -> list[str]:
+        """What leaves more memory to an optimizer step."""
+        names = [name for name in ("optimizer_offload", "param_offload") if not getattr(engine_config, name)]
+        return [self.fsdp(f"{name}=true") for name in names]

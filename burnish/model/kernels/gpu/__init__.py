@@ -1,0 +1,1 @@
+"""The operations in Triton; imported with the first CUDA tensor."""
