@@ -170,11 +170,12 @@ def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         own_pool = model == "critic" and config.critic.nnodes > 0
         is_sharded = value_of(config, f"{layout}.fsdp_size") != 1 and (own_pool or not one_worker)
         if not is_sharded:
+            reason = f"each worker has a whole copy of the model ({why})"
             for name in SHARDED_KEYS:
-                yield (
-                    f"{layout}.{name}",
-                    f"each worker has a whole copy of the model ({why})",
-                )
+                yield f"{layout}.{name}", reason
+            if model == "actor":
+                # Nothing is gathered for the rollout.
+                yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", reason
         elif value_of(config, f"{layout}.offload_policy"):
             for name in ("param_offload", "optimizer_offload"):
                 yield f"{layout}.{name}", f"{shown(config, f'{layout}.offload_policy')} keeps that on the CPU already"

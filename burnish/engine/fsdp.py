@@ -21,10 +21,10 @@ from burnish.engine.layout import Layout, Module, Replicated, Sharded
 from burnish.engine.loading import build_from_rank_zero, on_rank_zero
 from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory, head_bytes, total_memory
 from burnish.engine.mesh import make_mesh
-from burnish.engine.micro_batches import split_rows
 from burnish.engine.offload import can_offload
 from burnish.engine.optimizer import MasterOptimizer
 from burnish.engine.residence import Residence
+from burnish.engine.rows import Rows
 from burnish.engine.weights_out import BUCKET_BYTES, named_weights
 from burnish.model import lora
 from burnish.model.activations import ActivationOffload
@@ -38,12 +38,11 @@ from burnish.model.load import (
     load_causal_lm,
     load_config,
 )
-from burnish.model.packing import Packed, pack, row_sizes
+from burnish.model.packing import Packed
 from burnish.model.policy import PolicyModule, ValueModule, set_dtype
 from burnish.model.sequence_parallel import check_can_share
 from burnish.protocol import DataProto
 from burnish.utils.errors import CheckpointError, ConfigError, ModelError
-from burnish.utils.seqlen_balancing import sharing_pays
 from burnish.utils.transfers import Transfers
 
 logger = logging.getLogger("burnish.engine")
@@ -181,7 +180,10 @@ class FSDPEngine:
         if self.engine_config.defer_gradient_sync != "auto":
             return bool(self.engine_config.defer_gradient_sync)
         gradients = sum(4 * parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
-        return gradients <= total_memory(self.device, ranks.world_size()) // 10
+        takes_little = gradients <= total_memory(self.device, ranks.world_size()) // 10
+        # Devices may differ in size, and ranks that reduce at different times wait for each other for ever.
+        (num_ranks,) = ranks.all_reduce_numbers([float(takes_little)], "sum", self.device)
+        return num_ranks == ranks.world_size()
 
     def _say_what_has_no_effect(self) -> None:
         """Keys that move state to the CPU, where it is there already."""
@@ -285,13 +287,16 @@ class FSDPEngine:
         """``outputs`` of the rows in their order: [batch, response] float32, zero where ``response_mask`` is false."""
         self.module.eval()
         self._residence.fetch()
-        rows = _Rows(batch, self._share_prompts)
+        rows = Rows(batch, self._share_prompts)
         found: dict[str, list[Tensor]] = {}
         order: list[int] = []
-        current = self._keys.micro_batch(update=False, by_rows=max_token_len is None)
-        with out_of_memory.stage(self._keys.infer_stage, self.device, current, self._step_keys()):
+        # Without its adapters the actor is the reference, whose passes have keys of their own.
+        is_reference = self.has_adapters and not lora.adapters_enabled(self.module)
+        keys = Keys.of(self.kind, trained=False) if is_reference else self._keys
+        current = keys.micro_batch(update=False, by_rows=max_token_len is None)
+        with out_of_memory.stage(keys.infer_stage, self.device, current, self._step_keys()):
             for indices in self._micro_batches(rows, micro_batch_size, max_token_len):
-                rows.describe(indices, current)
+                rows.describe(indices, current, self.sp_size)
                 values = self._forward(rows.pack(indices, self.device), temperature, outputs)
                 order += indices
                 for name, value in values.items():
@@ -324,7 +329,7 @@ class FSDPEngine:
         info = self.global_batch_info(batch) if global_batch_info is None else global_batch_info
         self.module.train()
         self._residence.fetch()
-        rows = _Rows(batch, self._share_prompts)
+        rows = Rows(batch, self._share_prompts)
         shares: dict[str, Tensor] = {}
         current = self._keys.micro_batch(update=True, by_rows=max_token_len is None)
         with out_of_memory.stage(self._keys.update_stage, self.device, current, self._update_keys()):
@@ -332,7 +337,7 @@ class FSDPEngine:
             # Rows that one micro-batch after the other takes as views: choosing them anew would let the host wait for each.
             on_device, begin = batch.select_idxs(list(chain(*micro_batches))).to(self.device), 0
             for number, indices in enumerate(micro_batches, 1):
-                rows.describe(indices, current)
+                rows.describe(indices, current, self.sp_size)
                 self._layout.start_micro_batch(is_last=number == len(micro_batches))
                 values = self._forward(rows.pack(indices, self.device), temperature, outputs)
                 if not indices:
@@ -376,12 +381,21 @@ class FSDPEngine:
 
     def _step_keys(self) -> list[str]:
         """Keys that would leave more memory to anything but an update; a model that is only read has no such state."""
-        return [] if self._optimizer is None else self._keys.for_step(self.engine_config)
+        return [] if self._optimizer is None or not self._can_move_state else self._keys.for_step(self.engine_config)
+
+    @property
+    def _can_move_state(self) -> bool:
+        """Whether weights and optimizer state lie on a device, from where keys move them to the CPU."""
+        on_cpu_anyway = self.engine_config.offload_policy and isinstance(self._layout, Sharded)
+        return can_offload(self.device) and not on_cpu_anyway
 
     def _update_keys(self) -> list[str]:
         """Keys that would leave an update more memory."""
         recomputes_all = self._planner is not None and self._planner.recomputes_all
-        return self._keys.for_update(self.model_config, self.engine_config, recomputes_all=recomputes_all)
+        return [
+            *self._keys.for_update(self.model_config, recomputes_all=recomputes_all, can_move=can_offload(self.device)),
+            *self._step_keys(),
+        ]
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Whole gradient of every trained parameter, averaged over the ranks, by the module's parameter names."""
@@ -463,7 +477,7 @@ class FSDPEngine:
         return values if parallel is None else parallel.gather(values)
 
     def _micro_batches(
-        self, rows: "_Rows", micro_batch_size: int | None, max_token_len: int | None, *, plans: bool = False
+        self, rows: "Rows", micro_batch_size: int | None, max_token_len: int | None, *, plans: bool = False
     ) -> list[list[int]]:
         """This rank's micro-batches, filled up with empty ones to the largest number that any rank has.
 
@@ -485,9 +499,11 @@ class FSDPEngine:
         most, *memory = ranks.all_reduce_numbers(numbers, "max", self.device)
         if plans:
             assert self._planner is not None
+            # Shards may be uneven. Ranks that share tokens must plan alike: a block that is recomputed exchanges them again.
+            (fixed,) = ranks.all_reduce_numbers([float(self._fixed_bytes(int(memory[0])))], "max", self.device)
             self._planner.prepare(
                 num_tokens=int(memory[0]),
-                fixed_bytes=self._fixed_bytes(int(memory[0])),
+                fixed_bytes=int(fixed),
                 free_bytes=int(-memory[1]),
                 keys=self._keys.micro_batch(update=True, by_rows=max_token_len is None).cut_key,
             )
@@ -514,55 +530,6 @@ class FSDPEngine:
         assert batch.batch is not None
         present = set(batch.batch.keys())
         return next(batch.batch[name] for name in names if name in present)
-
-
-class _Rows:
-    """CPU copies of what packing needs of a batch, made once for all its micro-batches.
-
-    Args:
-        share_prompts: as the engine's.
-    """
-
-    def __init__(self, batch: DataProto, share_prompts: bool | None) -> None:
-        assert batch.batch is not None
-        self.input_ids = batch.batch["input_ids"].cpu()
-        self.attention_mask = batch.batch["attention_mask"].cpu().bool()
-        self.response_width = batch.batch["responses"].shape[1]
-        if "response_mask" in set(batch.batch.keys()):
-            self.label_mask = batch.batch["response_mask"].cpu().bool()
-        else:
-            self.label_mask = self.attention_mask[:, self.attention_mask.shape[1] - self.response_width :]
-        self.sizes = row_sizes(self.input_ids, self.attention_mask, self.label_mask)
-        self.lengths = self.sizes.lengths
-        if share_prompts is None:
-            share_prompts = sharing_pays(sum(self.lengths), self.sizes.shared_tokens)
-        self._prompts = self.sizes.prompts if share_prompts else None
-        uids = batch.non_tensor_batch.get("uid")
-        self._uids = None if uids is None else list(uids)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def describe(self, indices: list[int], current: out_of_memory.MicroBatch) -> None:
-        """Notes that the rows ``indices`` go through the model now."""
-        longest = max((self.lengths[row] for row in indices), default=0)
-        current.num_rows, current.num_tokens, current.longest = len(indices), self.num_tokens(indices), longest
-
-    def num_tokens(self, indices: list[int]) -> int:
-        """Tokens that the rows ``indices`` compute together."""
-        return self.sizes.num_tokens(indices, shared=self._prompts is not None)
-
-    def split(self, **how: Any) -> list[list[int]]:
-        """Row indices of each micro-batch; see `split_rows`."""
-        return split_rows(
-            self.lengths, prompts=self._prompts, prompt_lengths=self.sizes.prompt_lengths, names=self._uids, **how
-        )
-
-    def pack(self, indices: list[int], device: torch.device) -> Packed:
-        """The rows ``indices`` as one packed row."""
-        index = torch.tensor(indices, dtype=torch.int64)
-        prompts = None if self._prompts is None else [self._prompts[row] for row in indices]
-        return pack(self.input_ids[index], self.attention_mask[index], self.label_mask[index], device, prompts=prompts)
 
 
 def _combine(name: str, a: Tensor, b: Tensor) -> Tensor:

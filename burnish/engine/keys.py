@@ -66,16 +66,19 @@ class Keys:
             by_rows=by_rows,
         )
 
-    def for_update(self, model_config: Any, engine_config: Any, *, recomputes_all: bool) -> list[str]:
-        """What else leaves more memory to an update."""
-        ways = []
-        if not recomputes_all and not model_config.enable_activation_offload:
-            ways.append(self.model("enable_gradient_checkpointing=true"))
-        if not model_config.enable_activation_offload:
+    def for_update(self, model_config: Any, *, recomputes_all: bool, can_move: bool) -> list[str]:
+        """What leaves an update more memory for activations.
+
+        Args:
+            can_move: whether the CPU is a place for them; they may lie there anyway.
+        """
+        moves = model_config.enable_activation_offload and can_move
+        ways = [] if recomputes_all or moves else [self.model("enable_gradient_checkpointing=true")]
+        if can_move and not moves:
             ways.append(self.model("enable_activation_offload=true"))
-        return ways + self.for_step(engine_config)
+        return ways
 
     def for_step(self, engine_config: Any) -> list[str]:
-        """What leaves more memory to an optimizer step."""
+        """What moves state away that only an optimizer step needs."""
         names = [name for name in ("optimizer_offload", "param_offload") if not getattr(engine_config, name)]
         return [self.fsdp(f"{name}=true") for name in names]

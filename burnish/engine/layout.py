@@ -339,9 +339,11 @@ class Sharded:
         return _part_of(whole, like)
 
     def after_inference(self) -> None:
-        """Frees what the root keeps gathered, which an update would leave stale."""
-        assert isinstance(self.module, FSDPModule)
-        self.module.reshard()
+        """Frees what is still gathered, of the root and of blocks that are not resharded after a forward: it is no weight that
+        can be saved or loaded, and an update would leave it stale."""
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 Layout = Replicated | Sharded

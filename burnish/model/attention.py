@@ -6,6 +6,7 @@ on the same weights. The context is an argument and never a global, because a ch
 autograd's thread, when a global would already belong to another batch.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +25,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from burnish.model.gathering import Gathering, to_device
 from burnish.model.padded_attention import Padding, prefers_dense
 from burnish.utils.errors import ModelError
+
+logger = logging.getLogger("burnish.model")
 
 ATTENTION_NAME = "burnish"
 
@@ -126,8 +129,17 @@ def has_varlen_kernel(query: Tensor, value: Tensor, softcap: float | None) -> bo
 
 @cache
 def has_flash_attn() -> bool:
-    """Whether the package flash-attn is installed: torch's own kernel of packed segments has no soft-cap."""
-    return find_spec("flash_attn") is not None
+    """Whether there is the package flash-attn with soft-caps: torch's own kernel of packed segments has none."""
+    if find_spec("flash_attn") is None:
+        return False
+    try:
+        return "softcap" in signature(import_module("flash_attn").flash_attn_varlen_func).parameters
+    except (ImportError, AttributeError) as error:
+        # It is built for one release of torch and often left behind by the next.
+        logger.warning(
+            "flash-attn is installed but cannot be used, so attention with a soft-cap takes padded rows: %s", error
+        )
+        return False
 
 
 def varlen_attention(

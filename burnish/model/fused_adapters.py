@@ -28,8 +28,9 @@ from burnish.model.kernels import (
     silu_mul,
     silu_mul_backward,
 )
+from burnish.model.linear import inference_linear
 from burnish.model.lora import base_layer, is_plain_adapter, low_rank
-from burnish.model.projections import GATE_UP, QKV, packed_weight
+from burnish.model.projections import GATE_UP, QKV, joint
 
 _FAMILY_OF_LAYER = {family.layer: family for family in FAMILIES}
 
@@ -112,7 +113,7 @@ class AdapterBlock(FusedBlock):
 def _adapted(x: Tensor, layers: Sequence[Any]) -> Tensor:
     """The outputs of the layers, with their adapters, of ``x`` [tokens, in] behind each other."""
     bases = [base_layer(layer) for layer in layers]
-    out = F.linear(x, _joint([base.weight for base in bases]), _joint([base.bias for base in bases]))
+    out = _Frozen.apply(x, *(base.weight for base in bases), *(base.bias for base in bases))
     adapters = {
         place: low_rank(layer)
         for place, layer in enumerate(layers)
@@ -130,15 +131,6 @@ def _adapted(x: Tensor, layers: Sequence[Any]) -> Tensor:
         return out + (torch.cat(list(deltas.values()), dim=-1) if len(deltas) > 1 else deltas[0])
     parts = out.split([base.weight.shape[0] for base in bases], dim=-1)
     return torch.cat([part + deltas[place] if place in deltas else part for place, part in enumerate(parts)], dim=-1)
-
-
-def _joint(parts: Sequence[Tensor | None]) -> Any:
-    """Frozen weights or biases behind each other: the memory in which they lie so, else a copy; None where there are none."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    whole = packed_weight(present)
-    return torch.cat(present) if whole is None else whole
 
 
 def _is_known(block: Any) -> bool:
@@ -163,6 +155,26 @@ def _is_known(block: Any) -> bool:
     return all(type(module) in expected.get(module, ()) for module in others) and all(
         is_unchanged(module) for module in list(block.modules())[1:]
     )
+
+
+class _Frozen(torch.autograd.Function):
+    """The outputs of frozen projections of ``x`` [tokens, in] behind each other; of their weights, then their biases.
+
+    It keeps the weights for the backward, where autograd would keep the copy that joins those that do not lie behind each other:
+    the model a second time, and whole where it is sharded.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *projections: Tensor | None) -> Tensor:
+        weights, biases = projections[: len(projections) // 2], projections[len(projections) // 2 :]
+        ctx.save_for_backward(*weights)
+        return inference_linear(x, joint(weights), joint(biases))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weights = ctx.saved_tensors
+        return inference_linear(grad, joint(weights).t()), *[None] * (2 * len(weights))
 
 
 class _AddNorm(torch.autograd.Function):

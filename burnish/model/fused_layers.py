@@ -37,7 +37,7 @@ from burnish.model.kernels import (
 )
 from burnish.model.kernels.cpu import layers as compiled
 from burnish.model.linear import inference_linear
-from burnish.model.projections import GATE_UP, QKV, packed_weight
+from burnish.model.projections import GATE_UP, QKV, joint
 
 _FAMILY_OF_LAYER = {family.layer: family for family in FAMILIES}
 _FAMILY_OF_BACKBONE = {family.backbone: family for family in FAMILIES}
@@ -106,6 +106,7 @@ class FusedBlock(SameForward):
     def __init__(self, block: Any) -> None:
         self.block = block
         self.shape = AttentionShape.of(block.self_attn)
+        self._inside = list(block.modules())[1:]
         self.recomputes_mlp = False
         """Whether the backward computes the gate and up projections again."""
 
@@ -142,6 +143,8 @@ class FusedBlock(SameForward):
             and hidden.dtype == cos.dtype == self.block.mlp.gate_proj.weight.dtype
             and kwargs.get("cache") is None
             and kwargs.get("past_key_values") is None
+            # Whoever hooks a module inside since then wants it to be called.
+            and all(is_unchanged(module) for module in self._inside)
         )
 
     def _run(self, hidden_states: Tensor, *, angles: tuple[Tensor, Tensor], context: Any) -> Tensor:
@@ -269,7 +272,7 @@ class _BeforeAttention(torch.autograd.Function):
         shape = constants.shape
         weights, biases = projections[:3], projections[3:]
         normed = rms_norm(hidden, norm, constants.eps)
-        qkv = inference_linear(normed.out, _joint(weights), _joint(biases))
+        qkv = inference_linear(normed.out, joint(weights), joint(biases))
         norms = _head_norms(q_norm, k_norm, constants)
         query, key, value = rotate(qkv, cos, sin, shape.num_heads, shape.num_kv_heads, norms)
         ctx.constants = constants
@@ -288,7 +291,7 @@ class _BeforeAttention(torch.autograd.Function):
         norms = _head_norms(q_norm, k_norm, ctx.constants)
         grad_qkv, grad_head_norms = rotate_backward(tuple(turned), cos, sin, qkv, norms)  # type: ignore[arg-type]
         del turned
-        grad_normed = inference_linear(grad_qkv, _joint(weights).t())
+        grad_normed = inference_linear(grad_qkv, joint(weights).t())
         grad_hidden, grad_norm, normed = rms_norm_backward(
             grad_normed, hidden, rstd, norm, grad_residual.contiguous(), again=any(needs[:3])
         )
@@ -324,7 +327,7 @@ class _AfterAttention(torch.autograd.Function):
     ) -> Tensor:
         (w_out, *w_gate_up, w_down), (b_out, *b_gate_up, b_down) = projections[:4], projections[4:]
         normed = rms_norm(inference_linear(attended, w_out, b_out), norm, constants.eps, residual)  # type: ignore[arg-type]
-        gate_up = inference_linear(normed.out, _joint(w_gate_up), _joint(b_gate_up))
+        gate_up = inference_linear(normed.out, joint(w_gate_up), joint(b_gate_up))
         out = inference_linear(silu_mul(gate_up), w_down, b_down).add_(normed.summed)  # type: ignore[arg-type]
         ctx.constants = constants
         kept = None if constants.recomputes_mlp else gate_up
@@ -337,9 +340,9 @@ class _AfterAttention(torch.autograd.Function):
         attended, h, rstd, gate_up, norm, w_out, w_gate, w_up, w_down, *b_gate_up = ctx.saved_tensors
         needs = ctx.needs_input_grad[4:]
         grad = grad.contiguous()
-        w_gate_up = _joint((w_gate, w_up))
+        w_gate_up = joint((w_gate, w_up))
         if gate_up is None:
-            gate_up = inference_linear(rms_norm(h, norm, ctx.constants.eps).out, w_gate_up, _joint(b_gate_up))
+            gate_up = inference_linear(rms_norm(h, norm, ctx.constants.eps).out, w_gate_up, joint(b_gate_up))
         product = inference_linear(grad, w_down.t())
         grad_gate_up = silu_mul_backward(product, gate_up)  # product was its gradient, now it is itself.
         grad_w_down = _weight_grads(grad, product, (w_down,), needs[3:4])
@@ -380,15 +383,6 @@ class _Norm(torch.autograd.Function):
 
 def _head_norms(q_norm: Tensor | None, k_norm: Tensor | None, constants: _Before) -> HeadNorms | None:
     return None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm, constants.head_eps)
-
-
-def _joint(parts: Sequence[Tensor | None]) -> Any:
-    """Weights or biases behind each other: the memory in which they lie so, else a copy; None where there are none."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    whole = packed_weight(present)
-    return torch.cat(present) if whole is None else whole
 
 
 def _weight_grads(

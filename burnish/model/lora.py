@@ -332,6 +332,11 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         _import_peft().inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     for name, layer in adapter_layers(model):
+        if layer is model.get_output_embeddings():
+            raise ModelError(
+                f"The adapter is beside the head {name!r} too, which takes none: log-probs are computed from its weight alone. "
+                f"Train or choose an adapter of other layers."
+            )
         if type(layer.get_base_layer()) not in (nn.Linear, Conv1D):
             raise ModelError(f"The adapter is beside {name!r}, which is no linear layer; burnish trains those alone.")
     model.eval()

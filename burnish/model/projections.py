@@ -9,7 +9,7 @@ group; `pack_projections` puts it back.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,15 @@ def packed_weight(weights: Sequence[Tensor]) -> Tensor | None:
         rows += weight.shape[0]
         end += weight.nbytes
     return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def joint(parts: Sequence[Tensor | None]) -> Any:
+    """Weights or biases behind each other: the memory in which they lie so, else a copy; None where there are none."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    whole = packed_weight(present)
+    return torch.cat(present) if whole is None else whole
 
 
 def _groups(model: nn.Module) -> Iterator[list[nn.Parameter]]:

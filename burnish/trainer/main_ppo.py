@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_yaml
-from burnish.config.checks import check_sequence_parallel
+from burnish.config.checks import check_layout, check_sequence_parallel
 from burnish.config.cli import parse_train_args
+from burnish.config.idle import idle_notices
 from burnish.config.usage import track, unread
 from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
 from burnish.utils import env
@@ -72,10 +73,13 @@ def world_size(config: PPOTrainerConfig) -> int:
 
 
 def resolve_machine(config: PPOTrainerConfig) -> None:
-    """Replaces ``auto`` in ``trainer.{device,n_gpus_per_node,controller}`` by what this machine gives."""
+    """Replaces ``auto`` in ``trainer.{device,n_gpus_per_node,controller}`` by what this machine gives.
+
+    Keys that have no effect with so many workers are told, as others were when the configuration was loaded.
+    """
     import torch
 
-    trainer = config.trainer
+    trainer, told = config.trainer, set(idle_notices(config))
     if trainer.device == "auto":
         trainer.device = "cuda" if torch.cuda.is_available() else "cpu"
     if trainer.device == "cuda" and not torch.cuda.is_available():
@@ -90,7 +94,11 @@ def resolve_machine(config: PPOTrainerConfig) -> None:
             f"trainer.controller=local runs one process, but nnodes={trainer.nnodes} x n_gpus_per_node="
             f"{trainer.n_gpus_per_node} (and the critic's pool, if any) ask for more. Set trainer.controller=ray."
         )
+    check_layout(config)
     check_sequence_parallel(config)
+    for notice in idle_notices(config):
+        if notice not in told:
+            logger.warning("%s", notice)
 
 
 def _has_pool_of_its_own(config: PPOTrainerConfig) -> bool:

@@ -3,11 +3,13 @@
 import pytest
 
 from burnish.config import load_config, load_with_notices
+from burnish.trainer import main_ppo
 from burnish.utils.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor.fsdp_config"
 REF = "actor_rollout_ref.ref.fsdp_config"
 CRITIC = "critic.model.fsdp_config"
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 TWO = ["trainer.n_gpus_per_node=2", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
 
 
@@ -74,6 +76,7 @@ def test_a_number_that_does_not_is_an_error_that_names_those_that_do(size, neare
         (["trainer.n_gpus_per_node=1"], f"{ACTOR}.offload_policy=true", "one worker"),
         ([*TWO, f"{ACTOR}.fsdp_size=1"], f"{ACTOR}.defer_gradient_sync=true", f"({ACTOR}.fsdp_size=1)"),
         ([*TWO, f"{REF}.fsdp_size=1"], f"{REF}.reshard_after_forward=false", f"({REF}.fsdp_size=1)"),
+        (["trainer.n_gpus_per_node=1"], f"{BUCKET}=64", "one worker"),
         (TWO, f"{REF}.optimizer_offload=true", "a reference is not trained"),
         (
             [*TWO, f"{ACTOR}.offload_policy=true"],
@@ -98,7 +101,34 @@ def test_a_key_that_the_layout_leaves_without_effect_is_told(overrides, idle, re
         f"{REF}.param_offload=true",
         f"{REF}.forward_prefetch=true",
         f"{CRITIC}.optimizer_offload=true",
+        f"{BUCKET}=64",
     ],
 )
 def test_on_two_workers_the_keys_act(key):
     assert not [text for text in load_with_notices([*TWO, "critic.enable=true", key]).notices if key in text]
+
+
+def test_a_copy_shared_by_more_workers_than_auto_finds_is_refused_before_anything_starts(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = load_config([f"{ACTOR}.fsdp_size=2", "trainer.n_gpus_per_node=auto"])
+    with pytest.raises(ConfigError, match=rf"{ACTOR}\.fsdp_size=2: 1 workers cannot be divided .*fsdp_size=1\.$"):
+        main_ppo.resolve_machine(config)
+
+
+def test_keys_that_idle_on_the_one_worker_that_auto_finds_are_told_then(caplog, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    key = f"{ACTOR}.offload_policy=true"
+    config = load_config([key, "trainer.n_gpus_per_node=auto"])
+    assert not caplog.records
+    main_ppo.resolve_machine(config)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"No effect here: {key}. The reason: each worker has a whole copy of the model (one worker)")
+    caplog.clear()
+    # With a number of workers the loader has told it already.
+    config = load_config([key, "trainer.n_gpus_per_node=1"])
+    assert key in caplog.text
+    caplog.clear()
+    main_ppo.resolve_machine(config)
+    assert not caplog.records

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import DTensor
 
-from burnish.engine import FSDPEngine, loading, offload
+from burnish.engine import FSDPEngine, fsdp, loading, memory, offload
 from burnish.utils.errors import BurnishError
 from tests.engine.engine_program import main, make_batch, make_engine, my_share, policy_loss, train
 
@@ -24,25 +25,34 @@ def run_memory_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
         if case.pop("offload_on_cpu", False):
             patch.setattr(offload, "_DEVICES", {"cpu", "cuda"})
             patch.setattr(offload, "_LEAST_BYTES", 0)
-        return {"train": trained, "sync": reductions, "prefetch": gathers, "load": loaded, "fail": failed}[what](
-            case, out
-        )
+        cases = {
+            "train": trained,
+            "sync": reductions,
+            "prefetch": gathers,
+            "load": loaded,
+            "fail": failed,
+            "plan": planned,
+            "defer": deferred,
+        }
+        return cases[what](case, out)
 
 
 def trained(case: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Two steps, a checkpoint, one more step, and the log-probs afterwards."""
+    """Two steps, a pass without gradient, a checkpoint, one more step, and the log-probs afterwards."""
     how = {key: case.pop(key) for key in ("micro_batch_size", "uneven") if key in case}
     engine = make_engine(**case)
     result = train(engine, steps=2, **how)
     engine.park()  # Reading the weights has brought them.
     result["away"] = bytes_away(engine)
+    outputs = ("values",) if engine.kind == "value" else ("log_probs",)
+    engine.infer_batch(make_batch(), micro_batch_size=3, outputs=outputs)
+    result["whole"] = [name for name, weight in engine.module.named_parameters() if not isinstance(weight, DTensor)]
     folder = out / f"saved by {dist.get_world_size() if dist.is_initialized() else 1}"
     engine.save_checkpoint(folder)
     result["later"] = train(engine, steps=1, **how)["weights"]
     engine.load_checkpoint(folder)
     again = train(engine, steps=1, **how)["weights"]
     result["resumed_alike"] = all(torch.equal(again[name], weight) for name, weight in result["later"].items())
-    outputs = ("values",) if engine.kind == "value" else ("log_probs",)
     result["log_probs"] = engine.infer_batch(make_batch(), micro_batch_size=3, outputs=outputs)
     return result
 
@@ -88,6 +98,33 @@ def gathers(case: dict[str, Any], out: Path) -> dict[str, Any]:
         log_probs = engine.infer_batch(rows)["log_probs"]
     early = [event.name for event in profile.events() if event.name.startswith("FSDP::forward_prefetch")]
     return {"early": sorted(early), "log_probs": log_probs}
+
+
+def planned(case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The plan of an update that fits without recomputing blocks on the rank with the smallest shards, and just not on others."""
+    engine = make_engine(**case)
+    rows, planner = make_batch(), engine._planner
+    assert planner is not None
+    num_blocks = planner.activations.num_blocks
+    tokens = -(-max(fsdp.Rows(rows, None).lengths) // engine.sp_size)
+    fixed: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(fixed, engine._fixed_bytes(tokens))
+    free = min(fixed) + memory.activation_bytes(planner._cost, num_blocks, 0, num_blocks, tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp, "free_memory", lambda *_: free)
+        engine.train_batch(rows, policy_loss(), outputs=("log_probs", "entropy"), micro_batch_size=1)
+    plan = engine.memory_plan
+    assert plan is not None
+    return {"fixed": fixed, "tokens": (tokens, plan.num_tokens), "recomputed": plan.num_recomputed}
+
+
+def deferred(case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Whether ranks defer their gradients by themselves; case: "memory", the bytes of each rank's device."""
+    of_ranks = case.pop("memory")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp, "total_memory", lambda *_: of_ranks[dist.get_rank()])
+        engine = make_engine(**case)
+    return {"defers": engine._layout._defers_sync}  # type: ignore[union-attr]
 
 
 def loaded(case: dict[str, Any], out: Path) -> dict[str, Any]:

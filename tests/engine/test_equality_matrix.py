@@ -113,7 +113,11 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return float((sum(x for x, _ in squares) / sum(y for _, y in squares)) ** 0.5)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case["ranks"].startswith("4") else case for case in CASES],
+    ids=name_of,
+)
 def test_the_gradient_is_that_of_plain_transformers(case: dict[str, str], gradients_of: Any) -> None:
     expected = reference(case["family"], getattr(torch, case["dtype"]), case["trained"])
     for rank in gradients_of(world_of(case))[name_of(case)]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.engine import FSDPEngine
+from burnish.engine import FSDPEngine, offload
 from burnish.engine.out_of_memory import asked_bytes, is_out_of_memory
 from burnish.utils.errors import BurnishError, MemoryExceededError
 from tests.engine.engine_program import make_batch, make_engine, policy_loss, value_loss
@@ -40,6 +40,12 @@ def test_a_real_allocation_that_cannot_be_made_is_recognised() -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
     assert asked_bytes(caught.value) == 1 << 60
+
+
+@pytest.fixture
+def device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State can go from where it is to the CPU, as from a GPU."""
+    monkeypatch.setattr(offload, "_DEVICES", {"cpu", "cuda"})
 
 
 def fails(engine: FSDPEngine, where: str, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
@@ -80,7 +86,9 @@ def message(engine: FSDPEngine, stage: str, *, num_rows: int = 8, **cut: int) ->
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_an_update_names_its_micro_batch_and_the_keys_with_values(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_names_its_micro_batch_and_the_keys_with_values(
+    where: str, device_of_its_own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine()
     fails(engine, where, monkeypatch)
     text = message(engine, "train", max_token_len=40)
@@ -103,7 +111,31 @@ def test_an_update_names_its_micro_batch_and_the_keys_with_values(where: str, mo
     ]
 
 
-def test_rows_are_halved_where_rows_cut_and_what_is_set_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_is_not_told_to_move_its_state_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    fails(engine, "forward", monkeypatch)
+    text = message(engine, "train", micro_batch_size=8)
+    cut, checkpointing = "actor.ppo_micro_batch_size_per_gpu=4", "model.enable_gradient_checkpointing=true"
+    assert text.endswith(f" Set actor_rollout_ref.{cut} or actor_rollout_ref.{checkpointing}.")
+
+
+def test_the_bound_that_is_named_is_of_one_of_the_workers_that_share_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(trained=False)
+    fails(engine, "forward", monkeypatch)
+    alone = message(engine, "infer", max_token_len=40)
+    # As if the ranks that cut together were two; the model itself is not called by them.
+    monkeypatch.setattr(engine, "sp_size", 2)
+    shared = message(engine, "infer", max_token_len=20)
+    (tokens,), (bound,) = (re.findall(pattern, alone) for pattern in (r"rows of (\d+) tokens", r"per_gpu=(\d+)"))
+    (half,), (half_bound,) = (re.findall(pattern, shared) for pattern in (r"rows of (\d+) tokens", r"per_gpu=(\d+)"))
+    assert int(half) == (int(tokens) + 1) // 2 <= 20
+    assert int(half_bound) == int(half) // 2 < 20
+    assert int(bound) == int(tokens) // 2
+
+
+def test_rows_are_halved_where_rows_cut_and_what_is_set_is_not_named(
+    device_of_its_own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(
         gradient_checkpointing=True, fsdp_keys={"param_offload": True, "optimizer_offload": True}, module="value"
     )
@@ -141,7 +173,19 @@ def test_each_stage_names_itself_and_its_own_key(
     assert all(name in text for name in names), text
 
 
-def test_the_optimizer_step_names_what_leaves_it_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_its_adapters_is_the_reference_with_the_keys_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model_keys={"lora_rank": 2})
+    fails(engine, "forward", monkeypatch)
+    assert "actor_rollout_ref.rollout.log_prob_micro_batch_size" in message(engine, "infer", micro_batch_size=8)
+    with engine.adapters_off():
+        text = message(engine, "infer", micro_batch_size=8)
+    assert "the pass for the reference's log-probs" in text
+    assert "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4" in text
+
+
+def test_the_optimizer_step_names_what_leaves_it_more_memory(
+    device_of_its_own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine()
     fails(engine, "step", monkeypatch)
     text = message(engine, "train", micro_batch_size=8)

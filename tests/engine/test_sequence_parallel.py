@@ -75,6 +75,7 @@ def test_ranks_of_a_group_agree_to_the_bit(name: str, two_ranks: Any) -> None:
         assert all(torch.equal(value, second[key][name]) for name, value in first[key].items())
 
 
+@pytest.mark.slow
 def test_two_groups_of_two_ranks_take_the_steps_of_one(tmp_path: Path, one_rank: Any) -> None:
     for rank in run_ranks(tmp_path, OF_FOUR, world=4):
         for each in OF_FOUR:

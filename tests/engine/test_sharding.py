@@ -78,6 +78,10 @@ COUNTED = [
     case("reduced", what="sync", fsdp_keys={"defer_gradient_sync": False}),
     case("reduced once", what="sync", fsdp_keys={"defer_gradient_sync": True}),
     case("gathered", what="prefetch"),
+    # The head's 49 rows do not divide: the first rank holds one more.
+    case("uneven plans", what="plan", gradient_checkpointing="auto", sequence_parallel=2, config={"vocab_size": 49}),
+    case("alike", what="defer", memory=[1 << 40, 1 << 40]),
+    case("unlike", what="defer", memory=[1 << 40, 1 << 10]),
     case("gathered early", what="prefetch", fsdp_keys={"forward_prefetch": True}),
 ]
 
@@ -110,6 +114,25 @@ def test_wherever_state_lies_the_gradient_and_weights_are_those_of_one_rank(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_checkpoint_goes_on_to_the_bit_wherever_state_lies(name: str, two_ranks: Any) -> None:
     assert all(rank[name]["resumed_alike"] for rank in two_ranks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_stays_gathered_after_a_pass_without_gradient(name: str, two_ranks: Any) -> None:
+    # What is gathered is no master: it cannot be saved, and whoever loads would leave it as it was.
+    assert all(rank[name]["whole"] == [] for rank in two_ranks)
+
+
+def test_ranks_that_share_tokens_recompute_the_same_blocks_whatever_they_hold(two_ranks: Any) -> None:
+    plans = [rank["uneven plans"] for rank in two_ranks]
+    assert plans[0]["fixed"][0] > plans[0]["fixed"][1]
+    for plan in plans:
+        assert plan["tokens"][0] == plan["tokens"][1]
+        assert plan["recomputed"] == 1
+
+
+def test_gradients_are_deferred_only_where_every_rank_has_the_memory(two_ranks: Any) -> None:
+    assert [rank["alike"]["defers"] for rank in two_ranks] == [True, True]
+    assert [rank["unlike"]["defers"] for rank in two_ranks] == [False, False]
 
 
 def test_state_that_is_fetched_for_its_uses_gives_the_same_bits(two_ranks: Any) -> None:

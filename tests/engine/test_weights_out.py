@@ -22,7 +22,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4))])
 def test_every_bucket_size_gives_the_whole_weights_to_every_rank(tmp_path: Path, world: int) -> None:
     possible = [case for case in CASES if world % max(case.get("fsdp_size", 1), 1) == 0]
     # Four ranks are two copies of two shards.

@@ -57,6 +57,7 @@ def test_the_fused_blocks_recompute_and_leave_alike() -> None:
         assert float((other - plain).norm() / plain.norm()) < 1e-10
 
 
+@pytest.mark.slow
 def test_compiled_blocks_compute_the_same_and_share_what_is_compiled() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -70,6 +70,28 @@ def test_they_agree_in_float64(family: str, keys: dict[str, Any], packed: bool) 
     assert all(torch.equal(recomputed[name], gradient) for name, gradient in own.items())
 
 
+def test_no_copy_of_the_frozen_weights_is_kept_for_the_backward() -> None:
+    """A sharded block's weights never lie behind each other: what joins them is made anew, not kept for every block."""
+    module = policy("llama", fused=True)
+    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            kept.append(tensor.detach())
+        return tensor
+
+    rows = padded_rows(*random_rows([(3, 4), (5, 2), (1, 6)]))
+    packed = pack(rows["input_ids"], rows["attention_mask"], rows["label_mask"], torch.device("cpu"))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(packed)
+    hidden = module.model.config.hidden_size
+    assert packed.num_tokens < hidden
+    # What is of a token has one row for each, and the joined weights have as many rows or columns as the hidden states.
+    assert any(tensor.shape[0] == packed.num_tokens for tensor in kept)
+    assert all(tensor.numel() < 2 * hidden * hidden for tensor in kept)
+
+
 def test_switched_off_they_are_the_base() -> None:
     plain, fused = policy("qwen3", fused=False), policy("qwen3", fused=True)
     rows = padded_rows(*random_rows([(3, 4), (5, 2)]))

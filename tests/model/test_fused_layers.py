@@ -315,6 +315,21 @@ def test_calls_that_are_not_training_take_hugging_faces_forward():
     assert torch.equal(*grown)
 
 
+def test_a_module_inside_that_is_hooked_after_fusing_is_called():
+    """As by whoever looks for the first output that is not finite."""
+    model = fused(model_of("qwen3", torch.float32))
+    expected = hidden_states(model)
+    called: list[str] = []
+    for name in ("self_attn.q_proj", "mlp.down_proj"):
+        module = model.model.layers[1].get_submodule(name)
+        handle = module.register_forward_hook(lambda _module, _inputs, _output, name=name: called.append(name))
+        torch.testing.assert_close(hidden_states(model), expected)
+        assert called.pop() == name
+        handle.remove()
+    assert torch.equal(hidden_states(model), expected)
+    assert called == []
+
+
 def layer_of_another_class(model: Any) -> None:
     class Own(LlamaDecoderLayer):
         pass

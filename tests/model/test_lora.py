@@ -208,6 +208,14 @@ def test_an_adapter_that_cannot_be_continued_is_refused(tmp_path: Path, config: 
         lora.add_adapters(build("llama"), settings(lora_rank=0, lora_adapter_path=path))
 
 
+def test_an_adapter_of_the_head_is_refused(tmp_path: Path) -> None:
+    """The fused head reads the head's weight, so such an adapter would be neither used nor trained."""
+    config = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    get_peft_model(build("qwen2"), config).save_pretrained(str(tmp_path), save_embedding_layers=False)
+    with pytest.raises(ModelError, match="beside the head 'lm_head'"):
+        lora.add_adapters(build("qwen2"), settings(lora_rank=0, lora_adapter_path=str(tmp_path)))
+
+
 def test_a_rank_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     with pytest.raises(ConfigError, match="lora_rank=16, but the adapter at lora_adapter_path"):

@@ -58,7 +58,7 @@ def one_rank() -> dict[str, Any]:
     return {case["name"]: program.run_case(case, Path()) for case in CASES}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp(f"ranks{request.param}")
     return run_ranks(out, CASES, world=request.param, program=Path(program.__file__))

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -292,3 +294,20 @@ def test_copies_in_bfloat16_are_added_up_in_float32() -> None:
     Gathering(torch.zeros(257, dtype=torch.int64), 1)(x).backward(grad)
     assert x.grad is not None
     assert float(x.grad) == 512.0
+
+
+def test_a_flash_attn_that_cannot_be_loaded_is_as_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is built for one release of torch; another one then lacks its symbols."""
+    attention.has_flash_attn.cache_clear()
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with caplog.at_level("WARNING", "burnish.model"):
+        assert not attention.has_flash_attn()
+    assert "undefined symbol" in caplog.text
+    attention.has_flash_attn.cache_clear()
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    sys.modules["flash_attn"].__spec__ = ModuleSpec("flash_attn", None)
+    assert not attention.has_flash_attn()
+    attention.has_flash_attn.cache_clear()

@@ -14,6 +14,7 @@ from burnish.rollout import SamplingParams, build_rollout
 from burnish.rollout.native.engine import NativeRollout
 from burnish.rollout.native.fast import FastForward
 from burnish.rollout.native.graphs import DecodeGraphs
+from burnish.rollout.native.prepacked_linear import JointLinear
 from burnish.rollout.weights import load_weights, weights_checksum
 from burnish.utils.errors import RolloutError
 from tests.rollout.contract import assert_same_responses, make_requests, tiny_llama
@@ -112,6 +113,17 @@ def test_the_fast_path_computes_the_adapters_as_their_modules_do(keys: dict[str,
     if shares_storage:
         with lora.adapters_off(policy.module.model):
             assert_same()
+
+
+@pytest.mark.parametrize("alpha", [4, 8, 5])
+def test_in_half_precision_an_adapter_rounds_as_the_trained_layers_do(alpha: int) -> None:
+    """Or the policy that samples would be another one than the policy that is trained, by a little on every token."""
+    model = trained_policy(True, lora_rank=4, lora_alpha=alpha).module.model.bfloat16()
+    x = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        for layer in (attention.q_proj, attention.v_proj):
+            assert torch.equal(JointLinear([layer])(x), layer(x))
 
 
 def test_packed_adapters_are_read_in_one_product_and_other_kinds_take_the_universal_path() -> None:

@@ -177,6 +177,18 @@ def test_without_a_compiler_or_with_a_broken_one_it_says_so(tmp_path, monkeypatc
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_user_without_a_home_folder_computes_in_plain_torch(library, monkeypatch):
+    """As in a container that runs under a number that its list of users lacks."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.Path, "home", no_home)
+    with pytest.raises(CannotBuild, match="home directory"):
+        load()
+
+
 @pytest.mark.parametrize(
     ("hidden_size", "switch", "message"),
     [(64, None, None), (4096, "0", "BURNISH_CPU_KERNELS=0"), (4096, None, "no compiler here")],

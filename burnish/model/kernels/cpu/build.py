@@ -50,7 +50,7 @@ def load(source: Path, folder: Path | None = None) -> ctypes.CDLL:
             _compile((*command, f"-I{_HEADERS}", str(source)), path)
         _check_own(path)
         library = ctypes.CDLL(str(path))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # A RuntimeError is of a user without a home folder.
         raise CannotBuild(str(error)) from error
     library.set_parallel(ctypes.cast(_gomp_parallel(), ctypes.c_void_p))
     return library
