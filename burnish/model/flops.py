@@ -14,8 +14,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-# Dense peak of the matrix units in bfloat16, operations per second, by a part of the device's name (vendors' data sheets).
-_PEAK_BF16 = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
+# Dense peak of the matrix units in bfloat16, operations per second (vendors' data sheets), by the first part of the device's name
+# that is found in it.
+_PEAK_BF16 = {
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+}
 # The side of the square matrices whose product measures a device: long enough to reach its pace, short enough not to be felt.
 _MEASURED_SIDE = {"cpu": 1024, "cuda": 8192}
 # The keys under which families say how many experts a token goes through.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.config import load_config
-from burnish.engine import fsdp
+from burnish.engine import rows
 from burnish.model.packing import pack
 from burnish.trainer.main_ppo import Parts, TaskRunner, run_ppo
 from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -105,7 +105,7 @@ def test_every_way_to_train_trains(tmp_path, overrides):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_shared_prompts_change_no_step(tmp_path, monkeypatch, ranks):
     packed = []
-    monkeypatch.setattr(fsdp, "pack", lambda *args, **how: packed.append(pack(*args, **how)) or packed[-1])
+    monkeypatch.setattr(rows, "pack", lambda *args, **how: packed.append(pack(*args, **how)) or packed[-1])
     common = ["trainer.total_training_steps=1", "algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true"]
     if ranks == 2:
         common += ["trainer.controller=ray", "trainer.n_gpus_per_node=2", "trainer.balance_batch=true"]
