@@ -163,8 +163,8 @@ def test_the_first_update_on_policy_clips_nothing_for_any_micro_batches(loss_mod
 
 
 def test_rows_stay_themselves_through_a_pass_and_an_update_in_batches_by_tokens() -> None:
-    # Totals of 9, 1, 8, 2, 7 and 3 tokens more than one of the prompt; best fit takes them in another order.
-    lengths, engine = [9, 1, 8, 2, 7, 3], make_engine()
+    # Of a prompt of one token and a response of n, n tokens are computed; best fit takes these rows in another order.
+    lengths, engine = [9, 2, 8, 1, 7, 3], make_engine()
     mask = torch.arange(9) < torch.tensor(lengths)[:, None]
     attention_mask = torch.cat([torch.ones(6, 1, dtype=torch.bool), mask], 1)
     ids = torch.where(attention_mask, torch.arange(6)[:, None] + 5, 0)
