@@ -20,7 +20,7 @@ def to(rows: SamplingRows, device: str) -> SamplingRows:
     return SamplingRows(*(None if field is None else field.to(device) for field in rows))
 
 
-def assert_equal(kernel: Draw, twin: Draw, *, may_differ: int = 0) -> None:
+def assert_equal(kernel: Draw, twin: Draw, *, may_differ: int = 0, near: float = 2e-5) -> None:
     """The same tokens, but for a few where rounding decides, and log-probs alike up to rounding."""
     same = kernel.tokens.cpu() == twin.tokens
     broken = twin.log_probs.isnan()  # Any token will do.
@@ -29,14 +29,14 @@ def assert_equal(kernel: Draw, twin: Draw, *, may_differ: int = 0) -> None:
     for a, b in zip(kernel[1:], twin[1:], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
-            torch.testing.assert_close(a.cpu()[same & ~broken], b[same & ~broken], rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(a.cpu()[same & ~broken], b[same & ~broken], rtol=1e-5, atol=near)
 
 
-def check(logits, rows, device, *, truncates=True, may_differ=0, **settings) -> None:
+def check(logits, rows, device, *, truncates=True, may_differ=0, near=2e-5, **settings) -> None:
     from burnish.rollout.native.kernels.gpu.sampling import draw as kernel
 
     drawn_there = kernel(logits.to(device), to(rows, device), truncates=truncates, **settings)
-    assert_equal(drawn_there, draw(logits, rows, truncates=truncates), may_differ=may_differ)
+    assert_equal(drawn_there, draw(logits, rows, truncates=truncates), may_differ=may_differ, near=near)
 
 
 @on_every_device
@@ -127,8 +127,9 @@ def test_advance_equals_its_twin(device, truncated, has_seen):
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_rows_of_all_kinds_over_a_large_vocabulary(vocab, scale):
     rows = mixed_rows(96, vocab, seed=vocab, max_top_k=3000)
-    check(scale * normal(96, vocab), rows, "cuda", may_differ=2)
-    check(scale * normal(96, vocab), rows, "cuda", truncates=False, may_differ=1)
+    # Both sum 10^5 float32 probabilities, each in its own order.
+    check(scale * normal(96, vocab), rows, "cuda", may_differ=2, near=5e-5)
+    check(scale * normal(96, vocab), rows, "cuda", truncates=False, may_differ=1, near=5e-5)
 
 
 @pytest.mark.gpu
