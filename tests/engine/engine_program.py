@@ -88,14 +88,20 @@ def make_engine(
     )
 
 
-def make_batch(num_rows: int = 8, seed: int = 0, dtype: torch.dtype = torch.float32) -> DataProto:
+def make_batch(
+    num_rows: int = 8,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    *,
+    prompt_width: int = 6,
+    response_width: int = 7,
+) -> DataProto:
     """Rows of ragged prompts (left-padded) and responses (right-padded) with everything that losses need."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    prompt_width, response_width = 6, 7
     prompt_lengths, response_lengths = draw(1, prompt_width + 1, num_rows), draw(1, response_width + 1, num_rows)
     prompt_mask = torch.arange(prompt_width) >= prompt_width - prompt_lengths[:, None]
     response_mask = torch.arange(response_width) < response_lengths[:, None]
