@@ -68,7 +68,8 @@ class Rank:
 
     def __init__(self, rank: int, world_size: int, settings: dict[str, Any]) -> None:
         self.device = torch.device("cuda", rank) if settings["device"] == "cuda" else torch.device("cpu")
-        self.repeats, self.profile_to = settings["repeats"], settings["profile"] if rank == 0 else None
+        self.repeats, self.profile_to = settings["repeats"], settings["profile"]
+        self.rank = rank
         config = load_config(
             [
                 {
@@ -191,12 +192,13 @@ class Rank:
         return seconds
 
     def _profile(self, file: Path) -> None:
-        """Writes a table of the operations of one update."""
+        """Writes a table of the operations of one update of rank 0; all ranks take part in the update."""
         from torch.profiler import ProfilerActivity, profile
 
         is_cuda = self.device.type == "cuda"
         with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]) as profiler:
             self._timed(self._update)
         by = "self_cuda_time_total" if is_cuda else "self_cpu_time_total"
-        table = profiler.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90)
-        file.write_text(f"One update: {self.work.describe()}\n{table}\n")
+        if self.rank == 0:
+            table = profiler.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90)
+            file.write_text(f"One update: {self.work.describe()}\n{table}\n")
