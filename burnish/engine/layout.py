@@ -220,7 +220,9 @@ class Sharded:
         policy = MixedPrecisionPolicy()
         if master_dtypes:
             (master_dtype,) = master_dtypes
-            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=master_dtype)
+            # What blocks are given is in the compute dtype already, and looking for what is not takes the host as long as a
+            # few launches, block by block.
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=master_dtype, cast_forward_inputs=False)
         # What is not trained needs no master; a group may mix dtypes as long as its trained parameters have one.
         set_dtype(module, dtype, trained=False)
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_cpu else OffloadPolicy()
