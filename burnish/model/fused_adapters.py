@@ -54,6 +54,8 @@ def fuse_adapters(model: nn.Module) -> bool:
 class AdapterBlock(FusedBlock):
     """The forward of one block with adapters."""
 
+    can_keep_product = False
+
     def activation_bytes(self, *, recompute_mlp: bool) -> int:
         """What is kept of each token."""
         attention, mlp = self.block.self_attn, self.block.mlp

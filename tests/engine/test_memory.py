@@ -116,6 +116,19 @@ def test_by_hand_memory_decides_how_many_blocks_recompute() -> None:
     assert planned(PLAIN, 12 + 30 + 199) == (4, 4)
 
 
+def test_what_saves_a_little_time_is_kept_of_as_many_blocks_as_leave_a_fifth_free() -> None:
+    cost = ActivationCost(block=100.0, block_without_mlp=40.0, block_input=10.0, outside=5.0, product=50.0)
+
+    def kept(free: int) -> int:
+        plan = plan_memory(cost, num_blocks=4, num_tokens=1, fixed_bytes=7, free_bytes=free)
+        assert plan.needed_bytes <= 0.8 * free or plan.num_with_product == 0
+        assert plan.num_with_product == 0 or plan.num_without_mlp == 0
+        return plan.num_with_product
+
+    # 512 are needed; 50 more for each block, of eight tenths of what there is.
+    assert [kept(free) for free in (400, 512, 702, 703, 764, 765, 889, 890, 10_000)] == [0, 0, 0, 1, 1, 2, 3, 4, 4]
+
+
 def test_the_projections_of_mlps_go_before_whole_blocks() -> None:
     assert planned(COST, 512) == (0, 0)
     assert planned(COST, 511) == (0, 1)

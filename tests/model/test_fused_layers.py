@@ -227,6 +227,24 @@ def test_what_a_token_keeps_is_what_is_said(name, recompute):
     assert a_token - outside == pytest.approx(activation_bytes_per_token(model, recompute_mlp=recompute), rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["llama_biases", "qwen3"])
+def test_keeping_the_product_changes_nothing_and_is_what_it_is_said_to_take(name):
+    model = fused(model_of(name))
+    expected = results(model)
+    with Kept(model) as keeping:
+        hidden_states(model)
+    without = keeping.nbytes
+    model.zero_grad()
+    for block in fused_blocks(model):
+        block.keeps_product = True
+    with Kept(model) as keeping:
+        states = hidden_states(model)
+    blocks = fused_blocks(model)
+    width = blocks[0].block.mlp.gate_proj.out_features
+    assert keeping.nbytes - without == len(blocks) * width * states.dtype.itemsize * states.shape[-2]
+    assert_equal(results(model), expected)
+
+
 def test_recomputing_the_mlp_keeps_less():
     model = fused(model_of("llama"))
     whole, part = (activation_bytes_per_token(model, recompute_mlp=recompute) for recompute in (False, True))

@@ -27,12 +27,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return silu_mul_torch(gate_up)
 
 
-def silu_mul_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
+def silu_mul_backward(grad: Tensor, gate_up: Tensor, *, again: bool = True) -> Tensor:
     """Gradient of `silu_mul`; and its output once more, written over ``grad``, which takes no memory.
 
     Args:
         grad: [tokens, intermediate], contiguous; holds ``silu_mul(gate_up)`` afterwards.
         gate_up: as in the forward.
+        again: False: the output is not needed, and what ``grad`` holds afterwards is nobody's.
 
     Returns:
         [tokens, 2 * intermediate], of gate and of up behind each other.
@@ -40,7 +41,7 @@ def silu_mul_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     if has_kernel(grad):
         from burnish.model.kernels.gpu import activation
 
-        return activation.silu_mul_backward(grad, gate_up)
+        return activation.silu_mul_backward(grad, gate_up, again=again)
     compiled = compiled_for(gate_up)
     if compiled is not None and (result := compiled.silu_mul_backward(grad, gate_up)) is not None:
         return result

@@ -44,8 +44,10 @@ def test_the_backward_kernel_equals_its_twin(device, dtype, intermediate):
 
     gate_up = 3 * normal(3, 2 * intermediate, dtype=dtype, device=device)
     gate_up[0, 0] = -200.0
-    mine, theirs = (normal(3, intermediate, dtype=dtype, device=device, seed=1) for _ in range(2))
+    mine, theirs, third = (normal(3, intermediate, dtype=dtype, device=device, seed=1) for _ in range(3))
     near = {"rtol": TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
-    torch.testing.assert_close(kernel(mine, gate_up), silu_mul_backward_torch(theirs, gate_up), **near)
+    expected = silu_mul_backward_torch(theirs, gate_up)
+    torch.testing.assert_close(kernel(mine, gate_up), expected, **near)
+    torch.testing.assert_close(kernel(third, gate_up, again=False), expected, **near)
     torch.testing.assert_close(mine, theirs, **near)
     assert kernel(mine[:0], gate_up[:0]).shape == (0, 2 * intermediate)

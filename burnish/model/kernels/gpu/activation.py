@@ -30,7 +30,7 @@ def silu_mul(gate_up: Tensor, *, tile: Tile | None = None) -> Tensor:
     return out
 
 
-def silu_mul_backward(grad: Tensor, gate_up: Tensor, *, tile: Tile | None = None) -> Tensor:
+def silu_mul_backward(grad: Tensor, gate_up: Tensor, *, again: bool = True, tile: Tile | None = None) -> Tensor:
     """See `burnish.model.kernels.activation.silu_mul_backward`.
 
     Args:
@@ -46,6 +46,7 @@ def silu_mul_backward(grad: Tensor, gate_up: Tensor, *, tile: Tile | None = None
             grad_gate_up,
             gate_up.stride(0),
             INTERMEDIATE=intermediate,
+            AGAIN=again,
             BLOCK=block,
             num_warps=num_warps,
         )
@@ -66,7 +67,9 @@ def _silu_mul(gate_up, out, stride, INTERMEDIATE: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _silu_mul_backward(grad, gate_up, grad_gate_up, stride, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_backward(
+    grad, gate_up, grad_gate_up, stride, INTERMEDIATE: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = dim < INTERMEDIATE
@@ -81,4 +84,5 @@ def _silu_mul_backward(grad, gate_up, grad_gate_up, stride, INTERMEDIATE: tl.con
     into = grad_gate_up + token * (2 * INTERMEDIATE) + dim
     tl.store(into, (g * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))).to(dtype), live)
     tl.store(into + INTERMEDIATE, (g * activated).to(dtype), live)
-    tl.store(at, (activated * up).to(dtype), live)
+    if AGAIN:
+        tl.store(at, (activated * up).to(dtype), live)
