@@ -354,6 +354,17 @@ def _initialise(model: PreTrainedModel, seed: int) -> None:
         parameter.copy_(values)
 
 
+def adapter_config(model: PreTrainedModel) -> dict[str, Any] | None:
+    """What peft's ``adapter_config.json`` says of the adapters of ``model``, in plain values; None where there are none."""
+    if not has_adapters(model):
+        return None
+    plain = {
+        name: sorted(value) if isinstance(value, set) else value for name, value in _config_of(model).to_dict().items()
+    }
+    config: dict[str, Any] = json.loads(json.dumps(plain, default=str))
+    return config
+
+
 def _config_of(model: PreTrainedModel) -> Any:
     return model.peft_config[_ADAPTER]  # type: ignore[index]
 

@@ -140,12 +140,15 @@ class RolloutResponse:
 
 @runtime_checkable
 class BaseRollout(Protocol):
-    """A rollout engine. An engine is constructed as ``cls(model, config, shares_storage=..., device=...)``.
+    """A rollout engine. An engine is constructed as ``cls(model, config, shares_storage=..., device=...)``, or by its class
+    method ``for_policy`` (`burnish.rollout.build.build_rollout`) where it brings a model of its own.
 
-    An engine that keeps a copy of the weights may have two more members. ``weights_checksum() -> Mapping[str, int]``: the
-    `burnish.utils.fingerprint.fingerprint` of every weight that it holds, by the names of the stream; after each update they are
-    compared with those of what was sent. ``needs_base``, a bool: whether the next update must bring the whole model of a policy
-    with adapters, whose base is frozen; where it is False the adapters alone are sent. Without it the whole model always is.
+    An engine that keeps a copy of the weights may have three more members. ``weights_checksum() -> Mapping[str, int] | None``:
+    the `burnish.utils.fingerprint.fingerprint` of every weight that it holds, by the names of the stream; after each update they
+    are compared with those of what was sent. None on a rank for which another one answers. ``needs_base``, a bool: whether the
+    next update must bring the whole model of a policy with adapters, whose base is frozen; where it is False the adapters alone
+    are sent. Without it the whole model always is. ``lost_weights``, a bool: whether it has forgotten its copy in its sleep, so
+    that it cannot generate before an update.
     """
 
     shares_storage: bool
@@ -182,7 +185,8 @@ class BaseRollout(Protocol):
         ...
 
     def sleep(self, level: int = 1) -> None:
-        """Frees the memory that is needed only to generate."""
+        """Frees the memory that is needed only to generate; at level 2 that of a copy of the weights may go too, for the next
+        ``update_weights`` to fill. An update may come while it sleeps, and does not wake it."""
         ...
 
     def wake_up(self) -> None:
@@ -191,7 +195,7 @@ class BaseRollout(Protocol):
 
 
 ROLLOUTS: Registry[type[BaseRollout]] = Registry("rollout engine", "actor_rollout_ref.rollout.name")
-_BUILT_IN = ("burnish.rollout.native.engine", "burnish.rollout.hf")
+_BUILT_IN = ("burnish.rollout.native.engine", "burnish.rollout.hf", "burnish.rollout.vllm.engine")
 
 
 def register_rollout(name: str) -> Callable[[type], type]:

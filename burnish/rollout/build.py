@@ -40,6 +40,9 @@ def build_rollout(
     with the buffers of the trained one: no update brings those, since they are not trained. Where the trained one has adapters
     it gets the same.
 
+    An engine class with ``for_policy(policy, config, device, tokenizer)`` is asked for the engine instead: it brings a model of
+    its own. All ranks call it together.
+
     Args:
         tokenizer: the model's, which an engine needs for stop strings; an engine is given none that is None.
 
@@ -47,7 +50,10 @@ def build_rollout(
         ConfigError: there is no engine of that name.
     """
     rollout = config.rollout
-    engine_cls: Any = get_rollout_cls(rollout.name)
+    engine_cls: Any = rollout_class(rollout)
+    if hasattr(engine_cls, "for_policy"):
+        engine: BaseRollout = engine_cls.for_policy(policy, config, device, tokenizer)
+        return engine
     given: dict[str, Any] = {"device": device} | ({} if tokenizer is None else {"tokenizer": tokenizer})
     dtype = rollout_dtype(policy, rollout)
     if policy.shares_storage and dtype == policy.dtype:
@@ -56,6 +62,26 @@ def build_rollout(
     _copy_buffers(policy.module.model, model)
     add_same_adapters(model, policy.module.model)
     return engine_cls(model.to(device), rollout, shares_storage=False, **given)
+
+
+def rollout_class(config: RolloutConfig) -> Any:
+    """The class of the engine that is configured.
+
+    Raises:
+        ConfigError: there is no engine of that name.
+    """
+    if config.name == "vllm" and config.mode == "server":
+        from burnish.rollout.vllm.server import ServerRollout
+
+        return ServerRollout
+    return get_rollout_cls(config.name)
+
+
+def ranks_per_engine(config: RolloutConfig) -> int:
+    """Neighbouring ranks that are one engine: they get the same rows, and the first of them answers."""
+    if config.name in ("native", "hf") or config.mode == "server":
+        return 1
+    return config.tensor_model_parallel_size * config.data_parallel_size
 
 
 def rollout_dtype(policy: TrainedPolicy, config: RolloutConfig) -> torch.dtype:

@@ -141,11 +141,23 @@ class Lifecycle:
 
     def update_weights(self, module: nn.Module, stream: WeightStream, version: int) -> None:
         """Checks the stream, copies it where the storage is not shared, and takes over the version."""
-        with self.exclusive("update_weights"):
-            needed_base, self.needs_base = self.needs_base, not self._shares_storage
-            self._broken_update = not self._shares_storage
+        with self.updating(version, keeps_copy=not self._shares_storage) as needed_base:
             has_base = has_adapters(module) and not needed_base
             load_weights(module, stream, copy=not self._shares_storage, has_base=has_base)
+
+    @contextmanager
+    def updating(self, version: int, *, keeps_copy: bool = True) -> Iterator[bool]:
+        """While the weights are replaced by those of policy ``version``; the caller gets whether the base must be among them.
+
+        Where the body raises, the engine's copy is of no one policy, and generating is refused until the next update.
+
+        Raises:
+            RolloutError: the engine is generating or being updated.
+        """
+        with self.exclusive("update_weights"):
+            needed_base, self.needs_base = self.needs_base, keeps_copy
+            self._broken_update = keeps_copy
+            yield needed_base
             self._broken_update = self.needs_base = False
             self.policy_version = version
             self.num_updates += 1

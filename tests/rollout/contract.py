@@ -81,8 +81,12 @@ class RolloutContract:
 
     engine_cls: type[BaseRollout]
 
+    def tiny(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+        """The model of the tests; an engine that cannot run this one has another shape of it."""
+        return tiny_llama(seed, **overrides)
+
     def make(self, model: PreTrainedModel | None = None, *, shares_storage: bool = True, **config: Any) -> Any:
-        model = tiny_llama() if model is None else model
+        model = self.tiny() if model is None else model
         return self.engine_cls(model, RolloutConfig(**config), shares_storage=shares_storage, device="cpu")  # type: ignore[call-arg]
 
     sampled = SamplingParams(max_new_tokens=9, temperature=1.3, eos_token_ids=(2, 7), seed=5)
@@ -102,13 +106,13 @@ class RolloutContract:
     def test_log_probs_are_those_of_softmax_of_logits_over_temperature(self, temperature: float) -> None:
         requests, sampling = make_requests(), SamplingParams(max_new_tokens=6, temperature=temperature, top_k=5)
         responses = self.make().generate(requests, sampling)
-        assert_log_probs_are_those_of_a_plain_forward(tiny_llama(attn=False), requests, responses, temperature)
+        assert_log_probs_are_those_of_a_plain_forward(self.tiny(attn=False), requests, responses, temperature)
 
     @pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"do_sample": False, "temperature": 0.7}])
     def test_greedy_takes_the_most_likely_token_and_reports_log_probs_at_temperature_one(self, greedy: dict) -> None:
         requests = make_requests()
         responses = self.make().generate(requests, SamplingParams(max_new_tokens=6, **greedy))
-        reference = tiny_llama(attn=False)
+        reference = self.tiny(attn=False)
         assert_log_probs_are_those_of_a_plain_forward(reference, requests, responses)
         for request, response in zip(requests, responses, strict=True):
             with torch.no_grad():
@@ -151,7 +155,7 @@ class RolloutContract:
         assert_same_responses(rest, expected)
 
     def test_sampling_leaves_the_global_generator_and_training_modes_alone(self) -> None:
-        model = tiny_llama().train()
+        model = self.tiny().train()
         state = torch.get_rng_state()
         self.make(model).generate(make_requests(), self.sampled)
         assert torch.equal(torch.get_rng_state(), state)
@@ -159,7 +163,7 @@ class RolloutContract:
         assert all(parameter.requires_grad for parameter in model.parameters())
 
     def test_the_model_runs_in_evaluation_mode_and_without_gradients(self) -> None:
-        model, requests = tiny_llama(attention_dropout=0.5).train(), make_requests()
+        model, requests = self.tiny(attention_dropout=0.5).train(), make_requests()
         engine = self.make(model)
         with GradientWatch() as watch:
             responses = engine.generate(requests, self.sampled)
@@ -167,7 +171,7 @@ class RolloutContract:
         assert_same_responses(responses, self.make().generate(requests, self.sampled))
 
     def test_the_models_own_generation_defaults_do_not_count(self) -> None:
-        model, requests = tiny_llama(), make_requests()
+        model, requests = self.tiny(), make_requests()
         expected = self.make(model).generate(requests, self.sampled)
         model.generation_config.update(repetition_penalty=5.0, eos_token_id=5, no_repeat_ngram_size=1, min_new_tokens=9)
         assert_same_responses(self.make(model).generate(requests, self.sampled), expected)
@@ -233,7 +237,7 @@ class RolloutContract:
         assert_same_responses(engine.generate(requests, self.sampled), before)
 
     def test_weights_of_another_model_make_it_answer_as_that_model(self) -> None:
-        other = tiny_llama(seed=1)
+        other = self.tiny(seed=1)
         engine, requests = self.make(shares_storage=False), make_requests()
         before = engine.generate(requests, self.sampled)
         engine.update_weights(other.named_parameters(), version=3)
@@ -246,7 +250,7 @@ class RolloutContract:
         assert_same_responses(engine.generate(requests, self.sampled), after)
 
     def test_shared_weights_need_no_copy(self) -> None:
-        model, requests = tiny_llama(), make_requests()
+        model, requests = self.tiny(), make_requests()
         engine = self.make(model)
         before = engine.generate(requests, self.sampled)
         with torch.no_grad():
@@ -258,11 +262,11 @@ class RolloutContract:
 
     def test_a_stream_of_other_weights_is_refused_where_storage_is_said_to_be_shared(self) -> None:
         with pytest.raises(RolloutError, match=r"model\.embed_tokens\.weight"):
-            self.make().update_weights(tiny_llama(seed=1).named_parameters(), version=1)
+            self.make().update_weights(self.tiny(seed=1).named_parameters(), version=1)
 
     @pytest.mark.parametrize("shares_storage", [True, False])
     def test_missing_unknown_and_misshapen_weights_are_named(self, shares_storage: bool) -> None:
-        model = tiny_llama()
+        model = self.tiny()
         weights = dict(model.named_parameters())
         engine = self.make(model, shares_storage=shares_storage)
         missing = {k: v for k, v in weights.items() if "layers.1.mlp.up" not in k}

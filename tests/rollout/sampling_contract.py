@@ -29,7 +29,6 @@ from tests.rollout.contract import (
     assert_log_probs_are_those_of_a_plain_forward,
     assert_same_responses,
     make_requests,
-    tiny_llama,
 )
 
 # Three ways to write "ab", a word that begins in one token and ends in another, and the two bytes of an é apart.
@@ -121,7 +120,7 @@ class SamplingContract(RolloutContract):
 
     def make_with_tokenizer(self, **config: Any) -> Any:
         return self.engine_cls(
-            tiny_llama(),
+            self.tiny(),
             RolloutConfig(**config),
             shares_storage=True,  # type: ignore[call-arg]
             device="cpu",
@@ -144,7 +143,7 @@ class SamplingContract(RolloutContract):
     )
     def test_truncated_log_probs_are_those_of_what_transformers_draws_from(self, params: dict[str, Any]) -> None:
         sampling = SamplingParams(**{"max_new_tokens": 8, "temperature": 1.3, **params})
-        requests, reference = make_requests(5, 3), tiny_llama(attn=False)
+        requests, reference = make_requests(5, 3), self.tiny(attn=False)
         responses = self.make().generate(requests, sampling)
         for request, response in zip(requests, responses, strict=True):
             ids = [*request.prompt_ids, *response.token_ids]
@@ -174,7 +173,7 @@ class SamplingContract(RolloutContract):
         requests = [RolloutRequest(str(sample), prompt, "p", sample) for sample in range(num_draws)]
         tokens = [r.token_ids[0] for r in self.make(max_num_seqs=num_draws).generate(requests, sampling)]
         counts = torch.tensor(tokens).bincount(minlength=VOCAB).double()
-        expected = num_draws * drawn_from(tiny_llama(attn=False), prompt, len(prompt), sampling)[0].double().exp()
+        expected = num_draws * drawn_from(self.tiny(attn=False), prompt, len(prompt), sampling)[0].double().exp()
         assert not counts[expected == 0].any()
         common = expected >= 5
         counts = torch.cat([counts[common], counts[~common].sum()[None]])
@@ -189,7 +188,7 @@ class SamplingContract(RolloutContract):
         requests = make_requests(5, 1)
         sampling = SamplingParams(max_new_tokens=10, temperature=0.0, repetition_penalty=1.6)
         responses = self.make().generate(requests, sampling)
-        reference = tiny_llama(attn=False)
+        reference = self.tiny(attn=False)
         for request, response in zip(requests, responses, strict=True):
             ids = torch.tensor([request.prompt_ids])
             whole = reference.generate(  # type: ignore[operator]
@@ -303,7 +302,7 @@ class SamplingContract(RolloutContract):
         assert finished == []
 
     def test_logits_that_are_no_numbers_are_an_error_that_names_a_request_and_the_engine_survives(self) -> None:
-        model, requests = tiny_llama(), make_requests()
+        model, requests = self.tiny(), make_requests()
         engine = self.make(model)
         before = engine.generate(requests, self.sampled)
         kept = model.lm_head.weight[3].clone()  # type: ignore[union-attr, index]
@@ -318,7 +317,7 @@ class SamplingContract(RolloutContract):
 
     def test_the_policy_versions_of_a_response_account_for_its_tokens(self) -> None:
         engine, requests = self.make(shares_storage=False), make_requests()
-        engine.update_weights(tiny_llama(seed=1).named_parameters(), version=3)
+        engine.update_weights(self.tiny(seed=1).named_parameters(), version=3)
         for response in engine.generate(requests, self.sampled):
             versions = response.policy_versions or ((response.policy_version, len(response.token_ids)),)
             assert versions == ((3, len(response.token_ids)),)

@@ -1,0 +1,180 @@
+"""An engine in another process as this one sees it: what arrives from it, what it prints, and whether it lives."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from burnish.rollout.base import RolloutRequest, SamplingParams
+from burnish.rollout.vllm.arrivals import Arrival, Running, StepCounter
+from burnish.rollout.vllm.engine_log import EngineLog
+from burnish.rollout.vllm.engine_watch import EngineWatch, Heartbeat
+from burnish.rollout.vllm.launch import launch_environment
+from burnish.rollout.vllm.requests import Progress, prepare
+from burnish.utils.errors import RolloutError
+
+
+def running(*, cumulative: bool = True, **sampling: Any) -> Running:
+    params = SamplingParams(max_new_tokens=9, **sampling)
+    return Running(Progress(prepare(RolloutRequest("r", [5, 6], "p"), params)), cumulative=cumulative)
+
+
+def output(num_tokens: int, reason: str | None = "length", columns: int = 1) -> Any:
+    flat = [-(token + column / 10) for token in range(num_tokens) for column in range(columns)]
+    return SimpleNamespace(
+        token_ids=list(range(num_tokens)),
+        logprobs=SimpleNamespace(logprobs=flat),
+        finish_reason=reason,
+        stop_reason=None,
+    )
+
+
+def test_tokens_that_come_at_the_end_are_of_the_versions_that_were_marked_meanwhile() -> None:
+    request = running()
+    request.marks = [(1, 3), (2, 3), (4, 7)]  # Nothing was sampled while version 2 was there.
+    finished = request.take(Arrival("r", 5, output=output(9)))
+    assert finished is not None
+    assert finished.versions == ((1, 3), (4, 4), (5, 2))
+    assert finished.token_ids == list(range(9))
+
+
+def test_tokens_that_come_as_they_are_sampled_are_of_the_version_that_there_was_then() -> None:
+    request = running(cumulative=False)
+    request.marks = [(1, 4)]
+    assert request.take(Arrival("r", 1, output=output(4, reason=None))) is None
+    finished = request.take(Arrival("r", 2, output=output(5)))
+    assert finished is not None
+    assert finished.versions == ((1, 4), (2, 5))
+
+
+def test_the_two_columns_of_log_probs_are_told_apart_and_an_abort_may_have_none() -> None:
+    finished = running(top_k=3).take(Arrival("r", 0, output=output(3, columns=2)))
+    assert finished is not None
+    assert finished.log_probs == [0.0, -1.0, -2.0]
+    assert finished.truncated_log_probs == [-0.1, -1.1, -2.1]
+    aborted = running(top_k=3).take(Arrival("r", 0, output=output(0, "abort", columns=2)))
+    assert aborted is not None
+    assert (aborted.finish_reason, aborted.token_ids, aborted.truncated_log_probs) == ("abort", [], [])
+
+
+def test_a_request_that_vllm_gave_up_is_an_error() -> None:
+    with pytest.raises(RolloutError, match="'r' with the reason 'error'"):
+        running().take(Arrival("r", 0, output=output(3, "error")))
+
+
+def test_parts_of_one_step_are_counted_as_one() -> None:
+    states: dict[str, Any] = {}
+    for name, tokens in (("a", 0), ("b", 2), ("c", 2)):
+        states[name] = SimpleNamespace(detokenizer=SimpleNamespace(num_output_tokens=lambda tokens=tokens: tokens))
+    processor = SimpleNamespace(request_states=states, process_outputs=lambda outputs, timestamp, *rest: len(outputs))
+    counter = StepCounter(processor)
+    of = {name: SimpleNamespace(request_id=name) for name in "abc"}
+    now = time.monotonic()
+    assert counter([of["a"], of["b"]], now + 1, None) == 2
+    counter([of["c"]], now + 1, None)
+    counter([of["b"]], now + 3, None)
+    assert (counter.num_steps, counter.max_running) == (2, 3)
+    assert counter.prefill_seconds == pytest.approx(1, abs=0.2)
+    assert counter.decode_seconds == pytest.approx(2)
+
+
+def test_what_processes_print_is_kept_and_goes_where_it_always_went(capfd: pytest.CaptureFixture[str]) -> None:
+    log = EngineLog()
+    with log:
+        process = subprocess.Popen([sys.executable, "-c", "import sys; print('one'); print('two', file=sys.stderr)"])
+    process.wait()
+    assert sorted(log.lines()) == ["one", "two"]
+    seen = capfd.readouterr()
+    assert "one" in seen.out + seen.err
+    assert "two" in seen.out + seen.err
+    print("of this process", flush=True)  # noqa: T201  It is what is tested.
+    assert "of this process" in capfd.readouterr().out
+
+
+def sleeper() -> Any:
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    return process
+
+
+def test_waiting_for_an_engine_ends_when_it_dies() -> None:
+    process, watch = sleeper(), EngineWatch(EngineLog(), 30.0)
+    watch.begin([process], lambda: False)
+    watch.check()
+    process.kill()
+    start = time.monotonic()
+    with pytest.raises(RolloutError, match=f"process {process.pid} .* signal SIGKILL.*its log holds no error"):
+        watch.wait(Future())
+    assert time.monotonic() - start < 10
+    with pytest.raises(RolloutError, match="SIGKILL"):
+        watch.check()
+
+
+def test_an_engine_that_gives_no_answer_is_ended() -> None:
+    process, watch = sleeper(), EngineWatch(None, 0.2)
+    watch.begin([process], lambda: False)
+    with pytest.raises(RolloutError, match="no answer for 0.2 s"):
+        watch.wait(Future())
+    process.join(10)
+    assert process.exitcode is not None
+
+
+def test_a_heart_that_beats_is_asked_again_and_one_that_does_not_is_ended() -> None:
+    process, watch, asked = sleeper(), EngineWatch(None, 0.4), list[Future[Any]]()
+    watch.begin([process], lambda: False)
+
+    def ask() -> "Future[Any]":
+        asked.append(Future())
+        return asked[-1]
+
+    heart = Heartbeat(watch, ask, 0.4)
+    heart.check()
+    assert not asked
+    time.sleep(0.15)
+    heart.check()
+    asked[0].set_result(True)
+    heart.check()
+    time.sleep(0.15)
+    heart.check()
+    assert len(asked) == 2
+    time.sleep(0.3)
+    with pytest.raises(RolloutError, match=r"no answer for 0\.4 s"):
+        heart.check()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "Call to collective_rpc method failed: The weight stream holds 'x' twice.",
+            "The weight stream holds 'x' twice.",
+        ),
+        (
+            "Call to collective_rpc method failed: Worker failed with error 'No room.', please check the stack trace above "
+            "for the root cause",
+            "No room.",
+        ),
+        ("Something else.", "Something else."),
+    ],
+)
+def test_what_went_wrong_in_a_worker_is_said_in_its_own_words(said: str, shown: str) -> None:
+    watch = EngineWatch(None, 1.0)
+    assert str(watch.named(Exception(said))) == shown
+
+
+def test_processes_start_without_what_belongs_to_this_rank_and_with_what_is_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with launch_environment({"CUDA_VISIBLE_DEVICES": "1,2"}):
+        assert "RANK" not in os.environ
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
+    assert (os.environ["RANK"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("3", "0")
+    os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
