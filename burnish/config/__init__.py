@@ -14,8 +14,6 @@ from burnish.config.actor_rollout_ref import (
     HFModelConfig,
     PolicyLossConfig,
     RefConfig,
-    RolloutConfig,
-    SamplingConfig,
 )
 from burnish.config.algorithm import (
     AlgoConfig,
@@ -37,6 +35,13 @@ from burnish.config.reward import (
     RewardKwargsConfig,
     RewardManagerConfig,
 )
+from burnish.config.rollout import (
+    CheckpointEngineConfig,
+    EngineKwargsConfig,
+    RolloutConfig,
+    SamplingConfig,
+    ServerConfig,
+)
 from burnish.config.section import Section
 from burnish.config.trainer import PPOTrainerConfig, RayKwargsConfig, TrainerConfig
 
@@ -48,10 +53,12 @@ __all__ = [
     "AlgoConfig",
     "BatchPlan",
     "CheckpointConfig",
+    "CheckpointEngineConfig",
     "CriticModelConfig",
     "CustomClassConfig",
     "CustomRewardFunctionConfig",
     "DataConfig",
+    "EngineKwargsConfig",
     "FSDPActorConfig",
     "FSDPCriticConfig",
     "FSDPEngineConfig",
@@ -74,6 +81,7 @@ __all__ = [
     "SamplerConfig",
     "SamplingConfig",
     "Section",
+    "ServerConfig",
     "TrainerConfig",
     "batch_plan",
     "check_paths",

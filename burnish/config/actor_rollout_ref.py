@@ -6,6 +6,7 @@ from typing import Any
 
 from burnish.config import names
 from burnish.config.algorithm import RolloutCorrectionConfig
+from burnish.config.rollout import RolloutConfig
 from burnish.config.section import Section, key, not_a_key, section
 
 
@@ -205,110 +206,6 @@ class RefConfig(Section):
     """Tokens of one forward pass, per worker."""
     fsdp_config: FSDPRefEngineConfig = section(FSDPRefEngineConfig)
     """Layout on the workers."""
-
-
-@dataclass(kw_only=True, slots=True)
-class SamplingConfig(Section):
-    """Sampling in validation."""
-
-    temperature: float = key(0.0, ge=0)
-    """0 is greedy."""
-    top_p: float = key(1.0, gt=0, le=1)
-    """Sample from the smallest set of tokens with this probability."""
-    top_k: int = key(-1, ge=-1)
-    """Sample from this many most probable tokens; -1: all."""
-    n: int = key(1, ge=1)
-    """Responses to each prompt."""
-    do_sample: bool = key(False)
-    """False is greedy, whatever the temperature."""
-    min_p: float = key(0.0, ge=0, le=1)
-    """Sample from the tokens that are at least this many times as probable as the most probable one; 0: all."""
-    repetition_penalty: float = key(1.0, gt=0)
-    """Above 1, tokens that the prompt or the response holds already become less probable."""
-    min_new_tokens: int = key(None, follows="actor_rollout_ref.rollout.min_new_tokens", ge=0)
-    """No token that ends a response comes before it has this many."""
-    stop: list[str] = key(None, follows="actor_rollout_ref.rollout.stop", blank=True)
-    """Strings that end a response."""
-    stop_token_ids: list[int] = key(None, follows="actor_rollout_ref.rollout.stop_token_ids", ge=0)
-    """Tokens that end a response."""
-
-
-@dataclass(kw_only=True, slots=True)
-class CheckpointEngineConfig(Section):
-    """Bringing the trained weights to a rollout that keeps a copy of them."""
-
-    update_weights_bucket_megabytes: int = key(256, ge=1)
-    """Sharded weights are gathered in parts of about this size: larger is faster on many workers, and two parts are in memory at
-    a time."""
-
-
-@dataclass(kw_only=True, slots=True)
-class RolloutConfig(Section):
-    """Generating responses."""
-
-    name: str = key("native", choices=names.ROLLOUTS, planned=names.PLANNED_ROLLOUTS, plug_in=True)
-    """The engine: `native` decodes many sequences at once on the actor's own weights; `hf` is the plain reference."""
-    n: int = key(1, ge=1)
-    """Responses to each prompt in training: the size of a group."""
-    temperature: float = key(1.0, ge=0)
-    """Divides the logits, in sampling and in every log-prob; 0 is greedy."""
-    top_p: float = key(1.0, gt=0, le=1)
-    """Sample from the smallest set of tokens with this probability."""
-    top_k: int = key(-1, ge=-1)
-    """Sample from this many most probable tokens; -1: all."""
-    do_sample: bool = key(True)
-    """False is greedy."""
-    min_p: float = key(0.0, ge=0, le=1)
-    """Sample from the tokens that are at least this many times as probable as the most probable one; 0: all."""
-    repetition_penalty: float = key(1.0, gt=0)
-    """Above 1, tokens that the prompt or the response holds already become less probable: their logits are divided by it
-    where positive and multiplied where negative."""
-    min_new_tokens: int = key(0, ge=0)
-    """No token that ends a response comes before it has this many."""
-    stop: list[str] = key([], blank=True)
-    """Strings that end a response with the token that completes one of them, as `["</answer>","Question:"]`; a line break
-    is written in a YAML file. The model's end-of-sequence tokens end it as well."""
-    stop_token_ids: list[int] = key([], ge=0)
-    """Tokens that end a response beside the end-of-sequence tokens, also with `ignore_eos`."""
-    seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
-    """Seed of sampling; a response depends on it, its prompt and its number, not on what else is in the batch."""
-    prompt_length: int = key(None, follows="data.max_prompt_length", ge=1)
-    """Tokens of a prompt, at most."""
-    response_length: int = key(None, follows="data.max_response_length", ge=1)
-    """Tokens of a response, at most."""
-    max_model_len: int | None = key(None, ge=1)
-    """Tokens of prompt and response together, at most; null: the sum of both."""
-    ignore_eos: bool = key(False)
-    """Go on to the full length."""
-    dtype: str = key("auto", choices=("auto", "float32", "bfloat16"))
-    """Type of the engine's weights where it keeps its own copy; auto: as the actor's."""
-    gpu_memory_utilization: float = key(0.5, gt=0, le=1)
-    """Share of the device's memory (on a CPU the computer's) that the model's weights and the KV cache may take together, per
-    worker; sequences whose cache does not fit wait."""
-    max_num_seqs: int = key(1024, ge=1)
-    """Sequences decoded at once, per worker; a finished one makes room for a waiting one. A step of many sequences costs
-    little more than one of few, so only memory is a reason to lower it."""
-    max_num_batched_tokens: int = key(8192, ge=1)
-    """Prompt tokens taken in at once, per worker: many prompts together, or a part of a long one."""
-    enable_chunked_prefill: bool = key(True)
-    """Take in a prompt that is longer than `max_num_batched_tokens` in parts; false: it goes at once and alone."""
-    enforce_eager: bool = key(False)
-    """Decode without CUDA graphs: slower, and ready sooner. There are none on a CPU."""
-    cudagraph_capture_sizes: list[int] | None = key(None, ge=1)
-    """Numbers of sequences for which the decode step is captured as a CUDA graph; fewer are padded to the next. null:
-    burnish chooses."""
-    free_cache_engine: bool = key(True)
-    """Give the memory of the KV cache back between rollouts; false keeps it."""
-    log_prob_micro_batch_size_per_gpu: int | None = key(None, ge=1)
-    """Samples of one forward pass for the old log-probs, per worker; null: `log_prob_use_dynamic_bsz` becomes true."""
-    log_prob_use_dynamic_bsz: bool = key(None, follows="actor_rollout_ref.actor.use_dynamic_bsz")
-    """Cut by `log_prob_max_token_len_per_gpu` instead of samples."""
-    log_prob_max_token_len_per_gpu: int = key(None, follows="actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ge=1)
-    """Tokens of one forward pass, per worker."""
-    val_kwargs: SamplingConfig = section(SamplingConfig)
-    """Sampling in validation."""
-    checkpoint_engine: CheckpointEngineConfig = section(CheckpointEngineConfig)
-    """Bringing the trained weights to a rollout that keeps a copy of them."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.algorithm_checks import check_algorithm
 from burnish.config.build import shown, value_of
+from burnish.config.rollout_checks import check_rollout_engine
 from burnish.config.settle import settle
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import near
@@ -35,6 +36,7 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     check_workers(config)
     check_sequence_parallel(config)
     check_layout(config)
+    check_rollout_engine(config)
     check_resume(config)
     check_custom_code(config)
     if not config.data.train_files and not train_rows_given:

@@ -41,15 +41,50 @@ READING_ESTIMATORS = {
 }
 # The built-in engines that read a key, likewise.
 READING_ENGINES = {
-    f"{_ROLLOUT}.{name}": ("native",)
-    for name in (
-        "gpu_memory_utilization",
-        "max_num_batched_tokens",
-        "enable_chunked_prefill",
-        "enforce_eager",
-        "cudagraph_capture_sizes",
-    )
+    **{
+        f"{_ROLLOUT}.{name}": ("native", "vllm")
+        for name in (
+            "gpu_memory_utilization",
+            "max_num_batched_tokens",
+            "enable_chunked_prefill",
+            "enforce_eager",
+            "cudagraph_capture_sizes",
+        )
+    },
+    **{
+        f"{_ROLLOUT}.{name}": ("vllm",)
+        for name in (
+            "mode",
+            "load_format",
+            "tensor_model_parallel_size",
+            "data_parallel_size",
+            "enable_prefix_caching",
+            "scheduling_policy",
+            "disable_log_stats",
+            "engine_timeout",
+            "engine_kwargs.vllm",
+        )
+    },
+    f"{_ROLLOUT}.engine_kwargs.sglang": (),
 }
+# Keys of engines that the run starts itself.
+_OWN_ENGINE_KEYS = (
+    "load_format",
+    "tensor_model_parallel_size",
+    "data_parallel_size",
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "scheduling_policy",
+    "disable_log_stats",
+    "enforce_eager",
+    "cudagraph_capture_sizes",
+    "free_cache_engine",
+    "engine_timeout",
+    "engine_kwargs.vllm",
+)
 # Keys that need another one, which is off while it is false or null.
 SWITCHES = {
     f"{_ACTOR}.kl_loss_coef": f"{_ACTOR}.use_kl_loss",
@@ -110,12 +145,7 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     for key, readers in READING_ESTIMATORS.items():
         if estimator not in readers and ":" not in estimator:
             yield key, f"the advantage estimator in use is {estimator}"
-    engine = config.actor_rollout_ref.rollout.name
-    for key, readers in READING_ENGINES.items():
-        if engine not in readers and ":" not in engine:
-            yield key, f"the rollout engine in use is {engine}"
-    if config.actor_rollout_ref.rollout.enforce_eager:
-        yield f"{_ROLLOUT}.cudagraph_capture_sizes", shown(config, f"{_ROLLOUT}.enforce_eager")
+    yield from _unused_of_rollout(config)
     for model in (_ACTOR, "critic"):
         yield from _unused_of_optimizer(config, f"{model}.optim")
     own_manager = ":" in config.reward.reward_manager.name
@@ -127,6 +157,28 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield from _unused_of_layouts(config)
     if value_of(config, f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
         yield f"{_ACTOR}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
+
+
+def _unused_of_rollout(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    rollout = config.actor_rollout_ref.rollout
+    engine = rollout.name
+    if ":" in engine:
+        return
+    for key, readers in READING_ENGINES.items():
+        if engine not in readers:
+            yield key, f"the rollout engine in use is {engine}"
+    elsewhere = engine == "vllm" and rollout.mode == "server"
+    if elsewhere:
+        for name in _OWN_ENGINE_KEYS:
+            yield f"{_ROLLOUT}.{name}", f"the engine runs elsewhere ({shown(config, f'{_ROLLOUT}.mode')})"
+    else:
+        for key in leaves():
+            if key.startswith(f"{_ROLLOUT}.server."):
+                yield key, "no server is in use, which takes rollout.name=vllm and rollout.mode=server"
+    if engine == "vllm" and rollout.mode == "sync":
+        yield f"{_ROLLOUT}.engine_timeout", shown(config, f"{_ROLLOUT}.mode")
+    if rollout.enforce_eager and not elsewhere:
+        yield f"{_ROLLOUT}.cudagraph_capture_sizes", shown(config, f"{_ROLLOUT}.enforce_eager")
 
 
 def _unused_of_optimizer(config: PPOTrainerConfig, optim: str) -> Iterator[tuple[str, str]]:
@@ -173,7 +225,7 @@ def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
             reason = f"each worker has a whole copy of the model ({why})"
             for name in SHARDED_KEYS:
                 yield f"{layout}.{name}", reason
-            if model == "actor":
+            if model == "actor" and config.actor_rollout_ref.rollout.name in ("native", "hf"):
                 # Nothing is gathered for the rollout.
                 yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", reason
         elif value_of(config, f"{layout}.offload_policy"):

@@ -101,8 +101,8 @@ IMPOSSIBLE_KL_PENALTIES = {
 }
 KL_PENALTIES = (*_KL_BASES, *(f"{base}+" for base in _KL_BASES))
 
-ROLLOUTS = ("native", "hf")
-PLANNED_ROLLOUTS = ("vllm", "sglang", "trtllm")
+ROLLOUTS = ("native", "vllm", "hf")
+PLANNED_ROLLOUTS = ("sglang", "trtllm")
 
 REWARD_MANAGERS = ("naive", "dapo")
 PLANNED_REWARD_MANAGERS = ("batch", "prime", "rate_limited", "remote")

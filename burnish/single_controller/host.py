@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from burnish.single_controller.worker import WorkerContext
+from burnish.single_controller.worker import Worker, WorkerContext
 from burnish.single_controller.worker_group import ColocatedWorker, RayClassWithInitArgs
 from burnish.utils import env
 
@@ -36,5 +36,8 @@ class WorkerHost:
         return self._worker is None
 
     def close(self) -> None:
-        """Drops the worker."""
-        self._worker = None
+        """Drops the worker, once it has ended what it started outside this process."""
+        worker, self._worker = self._worker, None
+        for role in worker.roles.values() if isinstance(worker, ColocatedWorker) else (worker,):
+            if isinstance(role, Worker):
+                role.close()

@@ -119,6 +119,10 @@ class Worker:
         timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
 
+    def close(self) -> None:
+        """Ends what this worker has started outside its process. Called when the run ends in the driver's process; where the
+        worker is a process of its own it is killed, and what it started has to notice."""
+
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Places this rank on a mesh: which rows it gets, and whether its result is the one for them."""
         self._mesh_places[mesh_name] = (dp_rank, is_collect)

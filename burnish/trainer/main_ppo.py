@@ -20,6 +20,7 @@ from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_confi
 from burnish.config.checks import check_layout, check_sequence_parallel
 from burnish.config.cli import parse_train_args
 from burnish.config.idle import idle_notices
+from burnish.config.rollout_checks import check_engine_workers
 from burnish.config.usage import track, unread
 from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
 from burnish.utils import env
@@ -96,6 +97,7 @@ def resolve_machine(config: PPOTrainerConfig) -> None:
         )
     check_layout(config)
     check_sequence_parallel(config)
+    check_engine_workers(config)
     for notice in idle_notices(config):
         if notice not in told:
             logger.warning("%s", notice)
@@ -216,6 +218,7 @@ class TaskRunner:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
         _check_sequence_parallel(config)
+        _check_vllm(config)
         check_loggers(config.trainer.logger)
         eos, pad = trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id
         check_reward_numbers(
@@ -291,6 +294,25 @@ def _check_sequence_parallel(config: PPOTrainerConfig) -> None:
             check_can_share(
                 load.load_config(model.path, trust_remote_code=trusted, override_config=model.override_config), size
             )
+
+
+def _check_vllm(config: PPOTrainerConfig) -> None:
+    """What would keep vLLM from starting and can be known without it: its version, its own arguments, the model's heads."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    if rollout.name != "vllm" or rollout.mode == "server":
+        return
+    from burnish.model.load import load_config as load_model_config
+    from burnish.rollout.vllm.arguments import check_parallel, own_arguments
+    from burnish.rollout.vllm.installed import check_installed
+
+    check_installed()
+    own_arguments(rollout.engine_kwargs.vllm)
+    if rollout.tensor_model_parallel_size > 1:
+        trusted = bool(model.trust_remote_code)
+        check_parallel(
+            load_model_config(model.path, trust_remote_code=trusted, override_config=model.override_config),
+            rollout.tensor_model_parallel_size,
+        )
 
 
 def _check_folder(key: str, path: str | None) -> None:

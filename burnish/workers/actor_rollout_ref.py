@@ -19,6 +19,7 @@ from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
 from burnish.render import load_tokenizer
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
+from burnish.rollout.build import ranks_per_engine
 from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import (
     Dispatch,
@@ -95,11 +96,18 @@ class ActorRolloutRefWorker(Worker):
                 share_prompts=actor.use_prefix_grouper,
             )
             self._register_dispatch_collect_info("ref", self.reference.dp_rank, self.reference.speaks)
+        # The rollout looks at what memory is left for its cache.
+        self.engine.park()
         self.rollout = build_rollout(self.engine, self.config, self.device, self._tokenizer())
+        ranks = ranks_per_engine(self.config.rollout)
+        self._register_dispatch_collect_info("rollout", self.rank // ranks, self.rank % ranks == 0)
         of_tokenizer = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = tuple(sorted({*eos_token_ids(self.engine.module.model), *of_tokenizer}))
         self.weight_sync = WeightSync(self.engine, self.rollout, self.config.rollout)
         self._push_weights()
+        if not self.rollout.shares_storage:
+            # A critic beside this worker may be loaded next.
+            self._let_rollout_sleep()
         self.rollout_stats = RolloutStats()  # What the start takes is no step's.
 
     def _tokenizer(self) -> Any:
@@ -113,6 +121,11 @@ class ActorRolloutRefWorker(Worker):
         self.rollout_stats += self.weight_sync.push(self.policy_version)
         self.engine.park()
 
+    def _let_rollout_sleep(self) -> None:
+        if self.config.rollout.free_cache_engine:
+            # A copy of trained weights is sent anew, so it may be forgotten; the frozen base of adapters is sent once.
+            self.rollout.sleep(level=1 if self.engine.has_adapters else 2)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> None:
         """Hands the actor's weights to the rollout, as policy ``version``."""
@@ -121,7 +134,7 @@ class ActorRolloutRefWorker(Worker):
 
     sync_weights = update_weights
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("rollout"))
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Samples a response for every row.
 
@@ -130,13 +143,15 @@ class ActorRolloutRefWorker(Worker):
         """
         validate, greedy = prompts.meta_info.get("validate", False), prompts.meta_info.get("greedy", False)
         sampling = self._sampling_params(validate=validate, greedy=greedy)
+        if getattr(self.rollout, "lost_weights", False):
+            # It has slept since they were sent: responses were asked for twice between two updates.
+            self._push_weights()
         self.rollout.wake_up()
         responses = self.rollout.generate(requests_from_dataproto(prompts), sampling)
         if not validate:
             # An engine of somebody's own may keep none.
             self.rollout_stats += getattr(self.rollout, "stats", RolloutStats())
-        if self.config.rollout.free_cache_engine:
-            self.rollout.sleep(level=1)
+        self._let_rollout_sleep()
         return responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
 
     def _sampling_params(self, *, validate: bool = False, greedy: bool = False) -> SamplingParams:
@@ -228,6 +243,11 @@ class ActorRolloutRefWorker(Worker):
         self.pass_metrics = {}
         self.engine.park()
         return rollout_difference(metrics) | perf
+
+    def close(self) -> None:
+        """Ends a rollout engine that has processes of its own."""
+        if close := getattr(getattr(self, "rollout", None), "close", None):
+            close()
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def config_reads(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ import torch
 
 from burnish.config import RolloutConfig
 from burnish.engine import FSDPEngine, ranks
-from burnish.model.lora import is_adapter_name
+from burnish.model.lora import hf_name, is_adapter_name
 from burnish.rollout.base import BaseRollout, WeightStream
 from burnish.rollout.build import rollout_dtype
 from burnish.rollout.stats import RolloutStats
@@ -93,12 +93,21 @@ class WeightSync:
         if not hasattr(self._rollout, "weights_checksum"):
             return
         held = self._rollout.weights_checksum()
+        if held is None:
+            # Another rank answers for the engine that they share.
+            return
+        # Buffers may be kept in another dtype, or computed anew; every parameter must be there.
+        parameters = self._parameter_names()
         for name, ours in self._sent.items():
-            # Buffers may be kept in another dtype; parameters are what a rollout tells of.
             if name not in held and is_adapter_name(name):
                 raise RolloutError(
                     f"{_name(self._rollout)} was sent the adapter {name!r} of policy {version} and holds none of that name: it "
                     f"would sample from the base for ever."
+                )
+            if name not in held and name in parameters:
+                raise RolloutError(
+                    f"{_name(self._rollout)} was sent {name!r} of policy {version} and holds nothing of that name: whatever it "
+                    f"samples from is not proven to be the policy."
                 )
             if name in held and held[name] != ours:
                 raise RolloutError(
@@ -110,6 +119,9 @@ class WeightSync:
             raise RolloutError(
                 f"{_name(self._rollout)} holds {unsent[0]!r}, which policy {version} does not have and nobody sent."
             )
+
+    def _parameter_names(self) -> set[str]:
+        return {hf_name(name) for name, _ in self._engine.module.model.named_parameters()}
 
     def _synchronise(self) -> None:
         if self._engine.device.type == "cuda":

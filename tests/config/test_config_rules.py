@@ -64,8 +64,10 @@ def test_a_grpo_script_of_the_field_loads_and_hears_what_has_no_effect(caplog):
 
 
 def test_an_engine_that_does_not_exist_yet_is_refused_with_that_word():
-    with pytest.raises(ConfigError, match=r"rollout\.name=vllm: vllm does not exist in burnish yet\. There is: native"):
-        load_config(["actor_rollout_ref.rollout.name=vllm"])
+    with pytest.raises(
+        ConfigError, match=r"rollout\.name=sglang: sglang does not exist in burnish yet\. There is: native"
+    ):
+        load_config(["actor_rollout_ref.rollout.name=sglang"])
 
 
 @pytest.mark.parametrize(

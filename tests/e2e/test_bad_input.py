@@ -38,7 +38,7 @@ def row(prompt="1+1=", truth="2", **extra):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", ConfigError, "ppo_mini_batch_size"),
         ("data.train_batch_size=1000000", BurnishError, "train_batch_size"),
         ("actor_rollout_ref.rollout.temperature=-1", BurnishError, "temperature"),
-        ("actor_rollout_ref.rollout.name=vllm", ConfigError, "vllm"),
+        ("actor_rollout_ref.rollout.name=sglang", ConfigError, "sglang"),
         ("algorithm.adv_estimator=grpoo", ConfigError, "grpo"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=json:no_such", ConfigError, "loss_mode=json:no_such"),
         (

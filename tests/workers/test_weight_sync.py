@@ -142,12 +142,16 @@ def test_whatever_arrives_otherwise_than_it_was_sent_is_named(tiny_model_path: s
     def forget(engine: FakeEngine) -> None:
         engine.held = {name: tensor for name, tensor in engine.held.items() if not lora.is_adapter_name(name)}
 
+    def lose(engine: FakeEngine) -> None:
+        del engine.held["model.layers.1.mlp.down_proj.weight"]
+
     def invent(engine: FakeEngine) -> None:
         engine.held["model.extra.weight"] = torch.ones(2)
 
     for spoil, says in (
         (flip, "'model.norm.weight' holds other values"),
         (swap, "'model.layers.1.mlp.down_proj.weight' holds other values"),
+        (lose, "'model.layers.1.mlp.down_proj.weight' of policy 4 and holds nothing of that name"),
         (forget, "holds none of that name"),
         (invent, "'model.extra.weight', which policy 4 does not have"),
     ):

@@ -8,7 +8,6 @@ _FSDP = (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_conf
 
 _PACKED = "sequences are always packed, nothing is computed on padding"
 _FUSED = "log-probs and entropy are always computed in chunks, without the logits of a whole batch"
-_ENGINE = "it tunes an inference engine that is not in use; the native engine needs no such key"
 _MEMORY = "it saves memory only, and does not exist yet"
 _FSDP2 = "FSDP2 has no such setting"
 _FP32 = "masters, gradients and reductions are always float32; `dtype` sets the compute type"
@@ -49,14 +48,22 @@ NO_EFFECT = _table(
     ("the entropy is always reported", _ACTOR, "calculate_entropy"),
     # Rollout.
     (
-        _ENGINE,
+        "no engine in use needs it",
         _ROLLOUT,
-        "mode tensor_model_parallel_size data_parallel_size expert_parallel_size pipeline_model_parallel_size "
-        "enable_prefix_caching scheduling_policy load_format disable_log_stats multi_stage_wake_up "
-        "skip_tokenizer_init layered_summon enable_sleep_mode server.* sglang_engine_mode layer_name_map "
-        "engine_kwargs engine_kwargs.* checkpoint_engine.backend checkpoint_engine.engine_kwargs "
-        "checkpoint_engine.engine_kwargs.* quantization_config_file skip_dump_dir limit_images",
+        "sglang_engine_mode layer_name_map engine_kwargs.trtllm engine_kwargs.trtllm.*",
     ),
+    ("weights are always gathered in buckets", _ROLLOUT, "layered_summon"),
+    ("rollout.free_cache_engine decides whether an engine sleeps", _ROLLOUT, "enable_sleep_mode"),
+    ("weights are always woken first, then the cache", _ROLLOUT, "multi_stage_wake_up"),
+    ("engines take and give token ids", _ROLLOUT, "skip_tokenizer_init"),
+    (
+        "how weights travel follows from where the engine is",
+        _ROLLOUT,
+        "checkpoint_engine.backend checkpoint_engine.engine_kwargs checkpoint_engine.engine_kwargs.*",
+    ),
+    ("quantised rollouts do not exist yet", _ROLLOUT, "quantization_config_file"),
+    ("replaying rollouts does not exist yet", _ROLLOUT, "skip_dump_dir"),
+    (_MULTIMODAL, _ROLLOUT, "limit_images engine_kwargs.vllm.disable_mm_preprocessor_cache"),
     ("the log-probs of sampled tokens are always kept", _ROLLOUT, "calculate_log_probs"),
     (
         _AGENT,

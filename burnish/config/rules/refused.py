@@ -114,6 +114,11 @@ REFUSED: dict[str, Refusal] = {
     f"{_ROLLOUT}.logprobs_mode": Refusal(
         harmless=("processed_logprobs", None), reason="log-probs are always those of softmax(logits / temperature)"
     ),
+    f"{_ROLLOUT}.pipeline_model_parallel_size": _yet("pipeline-parallel rollouts do", 1, None),
+    f"{_ROLLOUT}.expert_parallel_size": Refusal(
+        harmless=(1, None),
+        reason="vLLM spreads experts over all workers of an engine: rollout.engine_kwargs.vllm.enable_expert_parallel=true",
+    ),
     f"{_ROLLOUT}.over_sample_rate": _yet("over-sampling does", 0, None),
     f"{_ROLLOUT}.skip_rollout": _yet("replaying rollouts does"),
     f"{_ROLLOUT}.enable_rollout_routing_replay": _yet("router replay does"),
