@@ -137,6 +137,24 @@ def serve(
 
 
 @app.command()
+def doctor(
+    needed: Annotated[
+        list[str] | None, typer.Argument(help="Extras that must be installed too, as vllm, lora or serve.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the list.")] = False,
+) -> None:
+    """Show what is installed, what is missing, and what this computer has; status 1 where something must be mended."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.doctor import run_doctor
+
+        return run_doctor(needed or [], as_json=as_json)
+
+    raise typer.Exit(exit_status(run))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from burnish import __version__
