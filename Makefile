@@ -1,9 +1,14 @@
-# Two commands for a bare machine: `make demo` and `make test`. Both set themselves up in .venv/, once.
+# Commands for a bare machine: `make demo`, `make test`, `make test-vllm`. Each sets itself up in an environment of its own, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The lower end of pyproject.toml's range, and what is run there: what touches transformers, a few minutes of it.
+OLDEST_TRANSFORMERS := 5.16.0
+OLDEST_TESTS := $(addprefix tests/,$(addsuffix .py,model/test_load model/test_fused_layers model/test_packed_forward \
+	model/test_head model/test_lora rollout/test_rollout_contract rollout/test_lora_rollout engine/test_checkpoint \
+	workers/test_actor e2e/test_runs)) tests/render
 
-.PHONY: demo test test-slow check format docs bench-peers clean
+.PHONY: demo test test-slow test-vllm test-oldest check format docs bench-peers clean
 
 demo: $(VENV)/.core
 	$(BIN)/burnish demo
@@ -13,6 +18,14 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=1800
+
+# burnish with vLLM on a CPU, in an environment of its own (3.5 GB).
+test-vllm: .venv-vllm/.done
+	.venv-vllm/bin/python -m pytest tests/vllm -m "not gpu" --timeout=600 --durations=10
+
+# The core with the oldest transformers that it allows.
+test-oldest: .venv-oldest/.done
+	.venv-oldest/bin/python -m pytest $(OLDEST_TESTS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -36,8 +49,19 @@ bench-peers: .peers/vllm/.done .peers/trl/.done
 .peers/trl/.done: benchmarks/peers/install_trl.sh
 	bash benchmarks/peers/install_trl.sh $(PYTHON)
 
+.venv-vllm/.done: tests/vllm/install.sh constraints-vllm.txt
+	bash tests/vllm/install.sh .venv-vllm $(PYTHON)
+
+.venv-oldest/.done: constraints.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	sed -e "s/^transformers==.*/transformers==$(OLDEST_TRANSFORMERS)/" -e "/^huggingface_hub==/d" -e "/^hf-xet==/d" constraints.txt \
+		> .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet -c .venv-oldest/constraints.txt torch
+	.venv-oldest/bin/python -m pip install --quiet -c .venv-oldest/constraints.txt -e ".[dev]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs checkpoints .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-oldest runs checkpoints .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 # torch comes first and from the constraints, so that no later requirement picks another build of it.
 $(VENV)/.core: pyproject.toml constraints.txt

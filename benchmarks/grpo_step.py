@@ -3,15 +3,17 @@
     python -m benchmarks.grpo_step --peer trl --json                           # CPU: tiny and smollm2; GPU: qwen2.5-0.5b
     python -m benchmarks.grpo_step --model tiny --variant plain --peer trl
     python -m benchmarks.grpo_step --model qwen2.5-0.5b --gpus 2 --prompts 64  # burnish alone, two ranks at twice the work
+    python -m benchmarks.grpo_step --engine vllm --peer trl                    # burnish samples with vLLM too
 
 Both sides get the same random prompts, every response has its full length, the reward is a trivial function of the text, there
 is no reference policy, and each step makes one update of the whole batch. Variants of burnish: ``defaults`` as it comes, and
 ``plain``, float32 without shared prompts, which is what the peer does on a CPU (float32 there; on a GPU bf16 autocast over
 float32 weights, and vLLM in the same process). A step's seconds are those from one step's end to the next one's, the data and
 the logging included; the first step of each side warms up. On a CPU the two sides take turns step by step; on a GPU the peer
-comes second. Seconds of CPU, of all threads, tell more than those of the clock where other programs want the same cores.
-Figures are medians (least, greatest). With ``--json`` the last line is one object: the figures of the first model and variant,
-and of all of them under ``results``.
+comes second. With ``--engine vllm`` burnish samples with the vLLM that is installed beside it: in the same process and with
+the same share of the GPU as the peer, unless ``--set`` says otherwise. Seconds of CPU, of all threads, tell more than those of
+the clock where other programs want the same cores. Figures are medians (least, greatest). With ``--json`` the last line is one
+object: the figures of the first model and variant, and of all of them under ``results``.
 """
 
 import argparse
@@ -50,6 +52,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
         "actor_rollout_ref.actor.use_prefix_grouper": False,
     },
+}
+
+
+# Likewise of each rollout engine.
+ENGINES: dict[str, dict[str, Any]] = {
+    "native": {},
+    "vllm": {"actor_rollout_ref.rollout.name": "vllm", "actor_rollout_ref.rollout.mode": "sync"},
 }
 
 
@@ -123,7 +132,7 @@ def measure(name: str, variant: str, peer: Peer | None, work: GRPOWork, args: ar
         gpus=args.gpus,
         lr=args.lr,
         steps=args.repeats,
-        overrides=VARIANTS[variant] | args.set,
+        overrides=VARIANTS[variant] | engine_settings(args) | args.set,
         after_step=(lambda: None) if turns is None else (lambda: turns.turn() and None),
     )
     for step in steps:
@@ -134,6 +143,7 @@ def measure(name: str, variant: str, peer: Peer | None, work: GRPOWork, args: ar
     result: dict[str, Any] = {
         "model": name,
         "variant": variant,
+        "engine": args.engine,
         "work": work.describe(),
         "device": args.device_name,
         "dtype": steps[-1]["dtype"],
@@ -153,6 +163,14 @@ def measure(name: str, variant: str, peer: Peer | None, work: GRPOWork, args: ar
             pass
         result |= peer_figures(result, turns.steps, peer, args)
     return result
+
+
+def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Configuration of burnish's rollout engine by dotted key."""
+    settings = ENGINES[args.engine]
+    if args.engine == "vllm" and args.device == "cuda":
+        return settings | {"actor_rollout_ref.rollout.gpu_memory_utilization": args.peer_vllm_memory}
+    return settings
 
 
 def peer_figures(result: dict[str, Any], steps: list[dict[str, Any]], peer: Any, args: argparse.Namespace) -> dict:
@@ -231,7 +249,8 @@ def table(result: dict[str, Any]) -> str:
         return ", ".join(f"{stage} {value:.3f}" for stage, value in result[name].items())
 
     lines = [
-        f"{result['model']}, {result['variant']} ({result['dtype']}), {result['gpus']} rank(s): {result['work']}",
+        f"{result['model']}, {result['variant']} ({result['dtype']}), engine {result['engine']}, {result['gpus']} rank(s): "
+        f"{result['work']}",
         f"  burnish, seconds a step     {seconds('seconds')}, of CPU {result['cpu_seconds']:.2f}: {stages('stages')}",
     ]
     if "peer" in result:
@@ -260,6 +279,7 @@ def summary(results: list[dict[str, Any]], args: argparse.Namespace) -> dict[str
         "device": args.device_name,
         "model": first["model"],
         "variant": first["variant"],
+        "engine": first["engine"],
         "peer": args.peer,
         "machine": machine(),
         "versions": {
@@ -280,6 +300,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--model", nargs="+", help="names of benchmarks/models.py, or folders")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, help="of burnish; on a CPU both, on a GPU defaults")
+    parser.add_argument("--engine", choices=ENGINES, default="native", help="burnish's rollout engine")
     parser.add_argument("--peer", choices=["trl"], help="what to run beside burnish")
     parser.add_argument("--device", choices=["cuda", "cpu"], default=default)
     parser.add_argument("--gpus", type=int, default=1, help="ranks of burnish (on a CPU: workers)")
@@ -291,7 +312,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer-dtype", choices=["float32", "bfloat16"], help="float32 on a CPU, else bfloat16")
     parser.add_argument("--peer-micro-batch-size", type=int, help="rows; 8 on a CPU, 16 on a GPU")
     parser.add_argument("--peer-gradient-checkpointing", action="store_true", help="TRL's default; slower")
-    parser.add_argument("--peer-vllm-memory", type=float, default=0.3, help="share of the GPU's memory")
+    parser.add_argument("--peer-vllm-memory", type=float, default=0.3, help="share of the GPU's memory for each vLLM")
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of burnish by dotted key, in YAML"

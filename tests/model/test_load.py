@@ -30,7 +30,8 @@ def test_layers_that_also_mix_tokens_otherwise_are_refused() -> None:
         **SMALL, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, mamba_d_ssm=32, mamba_n_heads=4,
         mamba_d_head=8, mamba_d_state=8,
     )  # fmt: skip
-    with pytest.raises(ModelError, match="mix tokens of different packed sequences"):
+    # Older releases of transformers do not even pass the context on to this model's attention.
+    with pytest.raises(ModelError, match="mix tokens of different packed sequences|without attention_context"):
         build_causal_lm(config)
 
 
