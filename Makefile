@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The lower end of pyproject.toml's range, and what is run there: what touches transformers, a few minutes of it.
 OLDEST_TRANSFORMERS := 5.16.0
 OLDEST_TESTS := $(addprefix tests/,$(addsuffix .py,model/test_load model/test_fused_layers model/test_packed_forward \
-	model/test_head model/test_lora rollout/test_rollout_contract rollout/test_lora_rollout engine/test_checkpoint \
+	model/test_head model/test_lora model/test_flops rollout/test_rollout_contract rollout/test_lora_rollout engine/test_checkpoint \
 	workers/test_actor e2e/test_runs)) tests/render
 
 .PHONY: demo test test-slow test-vllm test-oldest check format docs bench-peers clean

@@ -1,10 +1,12 @@
 """burnish's sampler inside a vLLM engine on a GPU, with asynchronous scheduling: every token as its history alone gives it."""
 
-import importlib.util
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -13,9 +15,6 @@ from burnish.rollout.native.sampler import SamplingRows, draw, stream_key
 from burnish.rollout.vllm.sampler import BurnishSampler
 from tests.rollout.contract import make_requests
 from tests.vllm.test_sampler import PLAIN, VARIANTS, Engine, llama
-
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vllm is not installed", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
 # Padded by vLLM to a multiple of 64, so that the logits of a row do not follow each other's end.

@@ -16,6 +16,7 @@ from burnish.utils import env
 from burnish.utils.errors import ConfigError
 
 EXTENSION = "burnish.rollout.vllm.extension.WorkerExtension"
+SCHEDULER = "burnish.rollout.vllm.scheduler.UpdatableScheduler"
 _ROLLOUT = "actor_rollout_ref.rollout"
 # vLLM takes only these ranks as the largest of an adapter.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -28,6 +29,7 @@ _RESERVED = {
     "worker_extension_cls": "burnish's own draws the tokens and takes the weights",
     "tensor_parallel_size": f"it is {_ROLLOUT}.tensor_model_parallel_size",
     "data_parallel_size": f"it is {_ROLLOUT}.data_parallel_size",
+    "max_model_len": f"it is {_ROLLOUT}.max_model_len, by which requests are checked too",
     "pipeline_parallel_size": "burnish fills and checks engines that hold every layer",
     "speculative_config": "drafted tokens are not drawn from their own random numbers, as a response's must be",
     "logits_processors": "they would change the distribution that log-probs are reported of",
@@ -142,7 +144,10 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(model, config, max_len)
     if model.lora_rank:
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(model.lora_rank)}
-    return arguments | own_arguments(config.engine_kwargs.vllm)
+    arguments |= own_arguments(config.engine_kwargs.vllm)
+    if arguments["async_scheduling"]:
+        arguments.setdefault("scheduler_cls", SCHEDULER)
+    return arguments
 
 
 def own_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

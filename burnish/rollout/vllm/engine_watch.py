@@ -141,7 +141,7 @@ class Heartbeat:
     def __init__(self, watch: EngineWatch, ask: Callable[[], concurrent.futures.Future[Any]], timeout: float) -> None:
         self._watch, self._ask, self._timeout = watch, ask, timeout
         self._asked: concurrent.futures.Future[Any] | None = None
-        self._since = time.monotonic()
+        self._since = self._asked_at = time.monotonic()
 
     def beat(self) -> None:
         """Something came from the engine."""
@@ -158,6 +158,7 @@ class Heartbeat:
             self._watch.wait(self._asked)
             self.beat()
         elif self._asked is None and quiet > self._timeout / 4:
-            self._asked = self._ask()
-        elif quiet > self._timeout:
+            self._asked, self._asked_at = self._ask(), time.monotonic()
+        # From when it was asked: nobody looked while generating was paused, or while a caller took long with a response.
+        elif self._asked is not None and time.monotonic() - self._asked_at > 0.75 * self._timeout:
             self._watch.end_hanging()

@@ -80,8 +80,10 @@ class InProcessCore:
         """See `Core.run`."""
         self.num_steps = self.max_running = self.num_prefilled_tokens = 0
         self.prefill_seconds = self.decode_seconds = 0.0
-        ids = {request.request_id: self._add(request) for request in requests}
+        ids: dict[str, str] = {}
         try:
+            for request in requests:
+                ids[request.request_id] = self._add(request)
             while self._running:
                 for request_id in sorted(self._agreed(take_aborts())):
                     if ids.get(request_id) in self._running:
@@ -90,8 +92,8 @@ class InProcessCore:
                     for finished in self._step():
                         on_finished(finished)
         finally:
-            self._client.abort_requests(list(self._running))
-            self._running.clear()
+            internal, self._running = list(self._running), {}
+            self._client.abort_requests(internal)
             self._drain()
 
     def call(self, method: str, *args: Any) -> list[Any]:

@@ -25,10 +25,11 @@ def engine_gpus(num_ranks: int, device: torch.device) -> list[str]:
         return []
     index = torch.cuda.current_device() if device.index is None else device.index
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    own = visible.split(",")[index].strip() if visible else str(index)
+    names = [name.strip() for name in visible.split(",")] if visible else None
+    own = names[index] if names else str(index)
     rank, world = place()
-    if world == 1:
-        return [own]
+    if world == 1:  # It has them all to itself, as a standalone engine does.
+        return names[index : index + num_ranks] if names else [str(index + more) for more in range(num_ranks)]
     of_all: list[Any] = [None] * world
     dist.all_gather_object(of_all, own)
     first = rank // num_ranks * num_ranks

@@ -192,10 +192,14 @@ class ProcessCore:
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """See `Core.wake_up`."""
         if self._asleep:
-            self._wait(self._submit(self._engine.wake_up(None if tags is None else list(tags))))
+            waking = self._submit(self._engine.wake_up(None if tags is None else list(tags)))
+            # vLLM resumes when it wakes up, that of 0.21 even where its cache sleeps on. The pause is on its way before that: an
+            # engine makes no step between two calls that wait for it.
+            pausing = self._submit(self._pause()) if self._paused else None
+            self._wait(waking)
             self._asleep -= self._asleep if tags is None else set(tags)
-            if self._paused:  # vLLM resumes when it wakes up.
-                self._wait(self._submit(self._pause()))
+            if pausing is not None:
+                self._wait(pausing)
 
     def close(self) -> None:
         """See `Core.close`."""
