@@ -135,7 +135,9 @@ def _packages(project: Project, needed: Sequence[str]) -> Iterable[Finding]:
         install: str | None = _install_line(wanted)
         problem = None
         if version is None:
-            is_needed = wanted.extra is None or wanted.extra in needed
+            # Either build is vLLM; a GPU that it cannot use is told of by torch's build.
+            is_there = wanted.name in _ENGINES and bool(engines)
+            is_needed = wanted.extra is None or (wanted.extra in needed and not is_there)
             state: State = "missing" if is_needed else "not installed"
         elif not wanted.fits(version):
             state = "wrong"

@@ -177,6 +177,14 @@ def _unused_of_rollout(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
                 yield key, "no server is in use, which takes rollout.name=vllm and rollout.mode=server"
     if engine == "vllm" and rollout.mode == "sync":
         yield f"{_ROLLOUT}.engine_timeout", shown(config, f"{_ROLLOUT}.mode")
+    if engine == "vllm" and not elsewhere:
+        if rollout.scheduling_policy == "priority":
+            yield f"{_ROLLOUT}.scheduling_policy", "all responses have the same priority"
+        if not rollout.disable_log_stats:
+            yield (
+                f"{_ROLLOUT}.disable_log_stats",
+                "lines of vLLM's show only with rollout.mode=sync and VLLM_LOGGING_LEVEL=INFO; perf/rollout/* has its throughput",
+            )
     if rollout.enforce_eager and not elsewhere:
         yield f"{_ROLLOUT}.cudagraph_capture_sizes", shown(config, f"{_ROLLOUT}.enforce_eager")
 

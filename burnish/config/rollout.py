@@ -48,8 +48,8 @@ class EngineKwargsConfig(Section):
     """An engine's own arguments, by the engine's name."""
 
     vllm: dict[str, Any] = key({})
-    """Fields of vLLM's `EngineArgs`, passed on as they are (`engine_kwargs.vllm.swap_space=8`); they win over what burnish
-    sets, and names that vLLM does not have are refused."""
+    """Fields of vLLM's `EngineArgs`, passed on as they are (`engine_kwargs.vllm.kv_cache_dtype=fp8`); they win over what burnish
+    sets, and names that vLLM does not have are refused, as are those that another key stands for or burnish builds on."""
     sglang: dict[str, Any] = key({})
     """Likewise of SGLang."""
 
@@ -123,9 +123,11 @@ class RolloutConfig(Section):
     """Go on to the full length."""
     dtype: str = key("auto", choices=("auto", "float32", "bfloat16"))
     """Type of the engine's weights where it keeps its own copy; auto: as the actor's."""
-    load_format: str = key("dummy", choices=("dummy", "auto", "safetensors"))
-    """Where vLLM takes its first weights from: dummy: nowhere, the trained ones are sent before the first response; auto and
-    safetensors: the files of `model.path`, and the trained ones are sent all the same."""
+    load_format: str = key(
+        "dummy", choices=("dummy", "auto", "safetensors", "dummy_dtensor", "dummy_hf", "dummy_megatron")
+    )
+    """Where vLLM takes its first weights from: dummy (or an older script's `dummy_...`): nowhere, the trained ones are sent before
+    the first response; auto and safetensors: the files of `model.path`, and the trained ones are sent all the same."""
     tensor_model_parallel_size: int = key(1, ge=1)
     """Workers that share one copy of vLLM's model; it divides the number of workers and the model's attention heads."""
     data_parallel_size: int = key(1, ge=1)
@@ -145,9 +147,10 @@ class RolloutConfig(Section):
     enable_prefix_caching: bool = key(True)
     """Compute what prompts begin with in common once. vLLM forgets it with every update of the weights."""
     scheduling_policy: str = key("fcfs", choices=("fcfs", "priority"))
-    """vLLM's order of waiting sequences."""
+    """vLLM's order of waiting sequences. burnish gives all of them one priority, so that `priority` is `fcfs` too."""
     disable_log_stats: bool = key(True)
-    """No log lines of vLLM's about its throughput."""
+    """No log lines of vLLM's about its throughput, which show only with `mode=sync` and `VLLM_LOGGING_LEVEL=INFO` in the
+    environment; the metrics `perf/rollout/*` have it in any case."""
     enforce_eager: bool = key(False)
     """Decode without CUDA graphs: slower, and ready sooner. There are none on a CPU."""
     cudagraph_capture_sizes: list[int] | None = key(None, ge=1)

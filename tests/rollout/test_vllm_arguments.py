@@ -66,6 +66,15 @@ def test_every_key_reaches_vllm() -> None:
     assert {name: made[name] for name in expected} == expected
 
 
+def test_the_older_names_of_dummy_weights_are_dummy() -> None:
+    assert arguments(rollout(load_format="dummy_dtensor"))["load_format"] == "dummy"
+
+
+def test_where_vllm_is_a_step_ahead_its_scheduler_loses_no_token_to_an_update() -> None:
+    assert arguments(rollout())["scheduler_cls"].endswith("UpdatableScheduler")
+    assert "scheduler_cls" not in arguments(rollout(), device="cpu")
+
+
 def test_one_rank_needs_no_launcher_and_processes_choose_their_own() -> None:
     assert arguments(rollout())["distributed_executor_backend"] == "uni"
     assert "distributed_executor_backend" not in arguments(rollout(), in_process=False)

@@ -236,5 +236,7 @@ def test_the_gpus_of_one_rank_are_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert engine_gpus(1, torch.device("cpu")) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert engine_gpus(1, torch.device("cuda", 3)) == ["3"]
+    assert engine_gpus(2, torch.device("cuda", 0)) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-abc")
     assert engine_gpus(1, torch.device("cuda", 1)) == ["GPU-abc"]
+    assert engine_gpus(2, torch.device("cuda", 0)) == ["5", "GPU-abc"]

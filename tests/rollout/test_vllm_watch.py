@@ -1,9 +1,11 @@
 """An engine in another process as this one sees it: what arrives from it, what it prints, and whether it lives."""
 
+import asyncio
 import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ from burnish.rollout.vllm.arrivals import Arrival, Running, StepCounter
 from burnish.rollout.vllm.engine_log import EngineLog
 from burnish.rollout.vllm.engine_watch import EngineWatch, Heartbeat
 from burnish.rollout.vllm.launch import launch_environment
+from burnish.rollout.vllm.process import ProcessCore
 from burnish.rollout.vllm.requests import Progress, prepare
+from burnish.rollout.vllm.standalone import EngineProcess
 from burnish.utils.errors import RolloutError
 
 
@@ -143,9 +147,23 @@ def test_a_heart_that_beats_is_asked_again_and_one_that_does_not_is_ended() -> N
     time.sleep(0.15)
     heart.check()
     assert len(asked) == 2
-    time.sleep(0.3)
+    time.sleep(0.35)
     with pytest.raises(RolloutError, match=r"no answer for 0\.4 s"):
         heart.check()
+
+
+def test_an_engine_has_its_time_to_answer_also_where_nobody_looked_for_long() -> None:
+    process, watch = sleeper(), EngineWatch(None, 0.4)
+    watch.begin([process], lambda: False)
+    answer: Future[Any] = Future()
+    heart = Heartbeat(watch, lambda: answer, 0.4)
+    time.sleep(0.5)  # As while generating is paused.
+    heart.check()
+    heart.check()
+    assert watch.dead is None
+    answer.set_result(True)
+    heart.check()
+    process.kill()
 
 
 @pytest.mark.parametrize(
@@ -178,3 +196,60 @@ def test_processes_start_without_what_belongs_to_this_rank_and_with_what_is_thei
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
     assert (os.environ["RANK"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("3", "0")
     os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
+
+
+def test_every_data_parallel_engine_is_asked_and_heard() -> None:
+    async def ask(method: str, *args: Any, engine: str) -> list[str]:
+        return [f"{engine}: {method}{args}"]
+
+    core = object.__new__(ProcessCore)
+    core._engine = SimpleNamespace(
+        engine_core=SimpleNamespace(core_engines=["first", "second"], _call_utility_async=ask)
+    )
+    asked = "collective_rpc('fingerprints', None, (1,), None)"
+    assert asyncio.run(core._call_workers("fingerprints", (1,))) == [f"first: {asked}", f"second: {asked}"]
+
+
+def test_an_engine_that_wakes_up_while_it_is_paused_hears_of_the_pause_before_it_has_woken_up() -> None:
+    said: list[str] = []
+
+    async def wake_up(tags: list[str]) -> None:
+        said.append("wakes up")
+        await asyncio.sleep(0.05)
+        said.append(f"is awake: {tags}")
+
+    async def pause() -> None:
+        said.append("pause")
+
+    core = object.__new__(ProcessCore)
+    core._engine, core._asleep, core._paused = SimpleNamespace(wake_up=wake_up), {"weights", "kv_cache"}, True
+    core._pause, core._watch = pause, EngineWatch(None, 5.0)  # type: ignore[method-assign]
+    core._loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=core._loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        core.wake_up(["weights"])
+    finally:
+        core._loop.call_soon_threadsafe(core._loop.stop)
+        thread.join(5)
+    assert said == ["wakes up", "pause", "is awake: ['weights']"]
+    assert core._asleep == {"kv_cache"}
+
+
+def test_a_callback_that_fails_does_not_hold_up_the_other_calls_of_a_standalone_engine() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = object.__new__(EngineProcess)
+    process._pipe, process._pending, process._lock, process._next = ours, {}, threading.Lock(), 0
+    process.process, process._watch = SimpleNamespace(join=lambda _: None), EngineWatch(None, 1.0)  # type: ignore[assignment]
+
+    def fail(response: Any) -> None:
+        raise KeyError(response)
+
+    failing, given_up, last = (process.call("generate", on_finished=callback) for callback in (fail, None, None))
+    given_up.cancel()
+    threading.Thread(target=process._listen, daemon=True).start()
+    for message in ((0, "finished", "a"), (0, "finished", "b"), (0, "result", []), (1, "result", []), (2, "result", 7)):
+        theirs.send(message)
+    assert last.result(5) == 7
+    assert isinstance(failing.exception(5), KeyError)
+    theirs.close()

@@ -27,6 +27,17 @@ def test_the_users_own_arguments_win() -> None:
     assert (made["enforce_eager"], made["max_logprobs"]) == (False, 7)
 
 
+def test_overrides_of_the_model_for_vllm_come_on_top_of_the_policys() -> None:
+    config = RolloutConfig(mode="sync")
+    config.engine_kwargs.vllm = {"hf_overrides": {"head_dtype": "float32"}}
+    model = VLLMModel(
+        path="folder", config=tiny_llama().config, dtype=torch.float32, override_config={"rms_norm_eps": 1e-3}
+    )
+    made = engine_arguments(model, config, torch.device("cpu"), in_process=True)
+    assert made["hf_overrides"] == {"rms_norm_eps": 1e-3, "head_dtype": "float32"}
+    assert config.engine_kwargs.vllm == {"hf_overrides": {"head_dtype": "float32"}}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("in_process", [True, False])
 def test_every_argument_is_one_of_vllms(device: str, in_process: bool) -> None:
@@ -41,7 +52,15 @@ def test_an_argument_that_vllm_does_not_have_is_named_with_the_nearest() -> None
         own_arguments({"enforce_eagr": True})
 
 
-@pytest.mark.parametrize("name", ["model", "worker_extension_cls", "speculative_config", "tensor_parallel_size"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model", "worker_extension_cls", "speculative_config", "tensor_parallel_size"),
+        "max_model_len",  # A shorter one would cut responses, with nothing said.
+        "dtype",  # Another one could not hold what it is sent.
+        "distributed_executor_backend",  # Weights are handed over as the mode has it.
+    ],
+)
 def test_what_burnish_builds_on_is_not_the_users(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine_kwargs\.vllm\.{name}=.* cannot be set"):
         own_arguments({name: 1})

@@ -14,6 +14,7 @@ from burnish.config import RolloutConfig
 from burnish.rollout.base import RolloutRequest, RolloutResponse, SamplingParams
 from burnish.rollout.native.engine import NativeRollout
 from burnish.rollout.vllm.engine import VLLMRollout
+from burnish.rollout.vllm.requests import prepare
 from burnish.utils.errors import RolloutError
 from tests.rollout.contract import assert_same_responses, make_requests
 from tests.rollout.sampling_contract import SamplingContract, letter_tokenizer
@@ -94,6 +95,15 @@ class TestInProcess(SamplingContract):
             assert (a.truncated_log_probs is None) == (b.truncated_log_probs is None)
             truncated = torch.tensor([a.truncated_log_probs or [], b.truncated_log_probs or []])
             torch.testing.assert_close(truncated[0], truncated[1], atol=1e-5, rtol=0)
+
+    def test_a_request_that_vllm_refuses_leaves_none_of_the_others_behind(self) -> None:
+        core = self.make().core
+        good, bad, later = (prepare(request, self.sampled) for request in make_requests(3, 1))
+        with pytest.raises(RolloutError, match=rf"refuses request '{bad.request_id}': .*prompt"):
+            core.run([good, replace(bad, prompt_ids=[])], lambda _: None, set)
+        finished: list[str] = []
+        core.run([later], lambda response: finished.append(response.request_id), set)
+        assert finished == [later.request_id]
 
     def test_the_weights_of_the_folder_are_those_that_it_starts_with(self) -> None:
         """Before any update: the folder's model is that of ``tiny``."""

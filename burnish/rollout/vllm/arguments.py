@@ -25,11 +25,14 @@ _CPU_BLOCK = 128
 # What the engine must be for burnish to draw its tokens and fill its weights, and the key or reason that stands for it.
 _RESERVED = {
     "model": "it is actor_rollout_ref.model.path",
+    "dtype": f"it is {_ROLLOUT}.dtype",
+    "enable_sleep_mode": f"it is {_ROLLOUT}.free_cache_engine",
     "worker_cls": "burnish's own worker extension sits on vLLM's worker",
     "worker_extension_cls": "burnish's own draws the tokens and takes the weights",
     "tensor_parallel_size": f"it is {_ROLLOUT}.tensor_model_parallel_size",
     "data_parallel_size": f"it is {_ROLLOUT}.data_parallel_size",
     "max_model_len": f"it is {_ROLLOUT}.max_model_len, by which requests are checked too",
+    "distributed_executor_backend": f"it follows from {_ROLLOUT}.mode",
     "pipeline_parallel_size": "burnish fills and checks engines that hold every layer",
     "speculative_config": "drafted tokens are not drawn from their own random numbers, as a response's must be",
     "logits_processors": "they would change the distribution that log-probs are reported of",
@@ -105,7 +108,7 @@ def engine_arguments(
         "trust_remote_code": model.trust_remote_code,
         "hf_overrides": dict(model.override_config),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "load_format": config.load_format,
+        "load_format": "dummy" if config.load_format.startswith("dummy") else config.load_format,
         # Tokens in, tokens out: stop strings are looked for by burnish.
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -144,7 +147,11 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(model, config, max_len)
     if model.lora_rank:
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(model.lora_rank)}
-    arguments |= own_arguments(config.engine_kwargs.vllm)
+    own = own_arguments(config.engine_kwargs.vllm)
+    if isinstance(overrides := own.get("hf_overrides"), Mapping):
+        # The policy is trained with what model.override_config says: theirs comes on top of it.
+        own["hf_overrides"] = arguments["hf_overrides"] | dict(overrides)
+    arguments |= own
     if arguments["async_scheduling"]:
         arguments.setdefault("scheduler_cls", SCHEDULER)
     return arguments

@@ -47,7 +47,7 @@ class Core(Protocol):
         ...
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """What this method of the worker extension returns on every tensor-parallel rank; plain arguments only."""
+        """What this method of the worker extension returns on every rank of the engine; plain arguments only."""
         ...
 
     def send(self, stream: WeightStream, bucket_bytes: int, version: int = 0) -> None:

@@ -167,7 +167,7 @@ class VLLMRollout:
         """See `BaseRollout`.
 
         Raises:
-            RolloutError: two tensor-parallel ranks hold different weights.
+            RolloutError: two ranks of the engine hold different weights.
         """
         of_ranks = self._core.call("fingerprints")
         if not of_ranks:

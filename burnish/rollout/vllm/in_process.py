@@ -92,9 +92,11 @@ class InProcessCore:
                     for finished in self._step():
                         on_finished(finished)
         finally:
-            internal, self._running = list(self._running), {}
-            self._client.abort_requests(internal)
-            self._drain()
+            self._client.abort_requests(list(self._running))
+            try:
+                self._drain()
+            finally:
+                self._running.clear()
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """See `Core.call`; with tensor parallelism only what this rank returns."""
@@ -150,13 +152,16 @@ class InProcessCore:
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
 
-        request = self._llm.input_processor.process_inputs(
-            prepared.request_id,
-            tokens_input(prepared.prompt_ids),
-            SamplingParams(**prepared.params),
-            supported_tasks=("generate",),
-            lora_request=lora_request() if prepared.with_adapters else None,
-        )
+        try:
+            request = self._llm.input_processor.process_inputs(
+                prepared.request_id,
+                tokens_input(prepared.prompt_ids),
+                SamplingParams(**prepared.params),
+                supported_tasks=("generate",),
+                lora_request=lora_request() if prepared.with_adapters else None,
+            )
+        except Exception as error:  # Whatever it is, it is vLLM's, and its words are in ours.
+            raise RolloutError(f"vLLM refuses request {prepared.request_id!r}: {error}") from error
         # A name of its own, since the caller may use his again while the last one is not forgotten everywhere; and the same
         # one on every rank, unlike those that vLLM makes up.
         self._num_added += 1
@@ -169,14 +174,7 @@ class InProcessCore:
     def _step(self) -> Iterator[Finished]:
         """One pass of the model; what has ended with it."""
         start = time.perf_counter()
-        try:
-            outputs = self._client.get_output().outputs
-        except RolloutError:
-            raise
-        except Exception as error:  # Whatever it is, it is vLLM's, and its words are in ours.
-            raise RolloutError(
-                f"vLLM failed in the middle of {len(self._running)} responses: {type(error).__name__}: {error}"
-            ) from error
+        outputs = self._next_outputs()
         seconds = time.perf_counter() - start
         self.num_steps += 1
         self.max_running = max(self.max_running, len(self._scheduler.running), len(outputs))
@@ -204,10 +202,20 @@ class InProcessCore:
         finished = [self._finished(internal, reason, stop_reason) for internal, reason, stop_reason in ended]
         return iter(finished)
 
+    def _next_outputs(self) -> Any:
+        try:
+            return self._client.get_output().outputs
+        except RolloutError:
+            raise
+        except Exception as error:  # Whatever it is, it is vLLM's, and its words are in ours.
+            raise RolloutError(
+                f"vLLM failed in the middle of {len(self._running)} responses: {type(error).__name__}: {error}"
+            ) from error
+
     def _drain(self) -> None:
         """With asynchronous scheduling vLLM has begun a step beyond the last one that anybody waits for."""
         while getattr(self._client.engine_core, "batch_queue", None):
-            self._client.get_output()
+            self._next_outputs()
 
     def _take(self, running: _Running, output: Any) -> str | None:
         columns = output.new_logprobs.logprobs

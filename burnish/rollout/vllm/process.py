@@ -337,7 +337,18 @@ class ProcessCore:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _begin_call(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:
-        return self._submit(self._engine.collective_rpc(method, args=args))
+        return self._submit(self._call_workers(method, args))
+
+    async def _call_workers(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        client = self._engine.engine_core
+        if len(client.core_engines) == 1:
+            return list(await self._engine.collective_rpc(method, args=args))
+        # Of data-parallel engines vLLM's own call asks all and returns what the first one says.
+        calls = [
+            client._call_utility_async("collective_rpc", method, None, args, None, engine=engine)
+            for engine in client.core_engines
+        ]
+        return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
     def _wait(self, future: concurrent.futures.Future[Any]) -> Any:
         return self._watch.wait(future)

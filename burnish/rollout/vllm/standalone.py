@@ -243,9 +243,16 @@ class EngineProcess:
             future, on_finished = self._pending[number]
             if kind == "finished":
                 if on_finished is not None:
-                    on_finished(value)
+                    try:
+                        on_finished(value)
+                    except Exception as error:  # noqa: BLE001  Raised by whoever waits for the call; others wait too.
+                        self._pending[number] = (future, None)
+                        if not future.done():
+                            future.set_exception(error)
                 continue
             del self._pending[number]
+            if future.done():  # Given up by whoever waited, or its callback failed.
+                continue
             if kind == "result":
                 future.set_result(value)
             else:
@@ -259,7 +266,8 @@ class EngineProcess:
             death = error
         while self._pending:
             _, (future, _) = self._pending.popitem()
-            future.set_exception(death)
+            if not future.done():
+                future.set_exception(death)
 
 
 def _serve(pipe: Any, make: Callable[..., StandaloneRollout], args: Sequence[Any]) -> None:
