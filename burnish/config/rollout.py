@@ -126,8 +126,8 @@ class RolloutConfig(Section):
     load_format: str = key(
         "dummy", choices=("dummy", "auto", "safetensors", "dummy_dtensor", "dummy_hf", "dummy_megatron")
     )
-    """Where vLLM takes its first weights from: dummy (or an older script's `dummy_...`): nowhere, the trained ones are sent before
-    the first response; auto and safetensors: the files of `model.path`, and the trained ones are sent all the same."""
+    """Where vLLM takes its first weights from: dummy (or an older script's `dummy_...`): nowhere, the trained ones are sent
+    before the first response; auto and safetensors: the files of `model.path`, and the trained ones are sent all the same."""
     tensor_model_parallel_size: int = key(1, ge=1)
     """Workers that share one copy of vLLM's model; it divides the number of workers and the model's attention heads."""
     data_parallel_size: int = key(1, ge=1)

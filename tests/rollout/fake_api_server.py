@@ -57,7 +57,11 @@ class FakeApi:
                 api.answer(self, None)
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                length = int(self.headers.get("Content-Length", 0))
+                body = self.rfile.read(length)
+                if len(body) < length:  # The client has given up between its header and this.
+                    self.close_connection = True
+                    return
                 api.answer(self, json.loads(body) if body else None)
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
