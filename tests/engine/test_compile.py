@@ -10,6 +10,7 @@ from tests.engine.test_ranks import distance
 from tests.model.tiny_models import FAMILIES
 
 
+@pytest.mark.slow
 def test_an_engine_trains_alike_with_compiled_blocks() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -12,6 +12,7 @@ from burnish.config import RolloutConfig
 from burnish.rollout.vllm import installed
 from burnish.rollout.vllm.arguments import (
     VLLMModel,
+    cache_token_bytes,
     check_parallel,
     cpu_cache_bytes,
     engine_arguments,
@@ -99,6 +100,9 @@ def test_the_cache_on_a_cpu_stays_within_its_share(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(env, "available_memory", lambda: None)
     config = rollout(max_num_seqs=10_000, gpu_memory_utilization=0.25)
     assert cpu_cache_bytes(model(), config, 500) == GIB // 4
+    # Of four key-value heads each of eight ranks has one.
+    tokens = [cache_token_bytes(llama(), torch.bfloat16, ranks) for ranks in (1, 2, 4, 8)]
+    assert tokens == [tokens[0], tokens[0] // 2, tokens[0] // 4, tokens[0] // 4]
     monkeypatch.setattr(env, "available_memory", lambda: 100)
     with pytest.raises(ConfigError, match=r"One sequence of 500 tokens needs 1 MiB .*gpu_memory_utilization=0\.25"):
         cpu_cache_bytes(model(), config, 500)

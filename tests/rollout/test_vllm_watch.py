@@ -19,6 +19,7 @@ from burnish.rollout.vllm.engine_log import EngineLog
 from burnish.rollout.vllm.engine_watch import EngineWatch, Heartbeat
 from burnish.rollout.vllm.launch import launch_environment
 from burnish.rollout.vllm.process import ProcessCore
+from burnish.rollout.vllm.receiver import wait_for_end
 from burnish.rollout.vllm.requests import Progress, prepare
 from burnish.rollout.vllm.standalone import EngineProcess
 from burnish.utils.errors import RolloutError
@@ -37,6 +38,24 @@ def output(num_tokens: int, reason: str | None = "length", columns: int = 1) -> 
         finish_reason=reason,
         stop_reason=None,
     )
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_the_end_of_a_process_is_noticed(has_pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    waiting = threading.Thread(target=wait_for_end, args=(process.pid,))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    process.kill()
+    if not has_pidfd:
+        process.wait()  # A number alone does not tell an ended process whose status nobody has read.
+    waiting.join(10)
+    assert not waiting.is_alive()
+    process.wait()
+    wait_for_end(process.pid)
 
 
 def test_tokens_that_come_at_the_end_are_of_the_versions_that_were_marked_meanwhile() -> None:

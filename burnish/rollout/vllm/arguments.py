@@ -229,7 +229,7 @@ def cpu_cache_bytes(model: VLLMModel, config: RolloutConfig, max_len: int) -> in
     Raises:
         ConfigError: one sequence does not fit.
     """
-    block = _CPU_BLOCK * cache_token_bytes(model.config, model.dtype) // config.tensor_model_parallel_size
+    block = _CPU_BLOCK * cache_token_bytes(model.config, model.dtype, config.tensor_model_parallel_size)
     blocks_each = -(-max_len // _CPU_BLOCK)
     # One block is vLLM's own, for padding.
     need = (1 + config.max_num_seqs * blocks_each) * block
@@ -246,13 +246,15 @@ def cpu_cache_bytes(model: VLLMModel, config: RolloutConfig, max_len: int) -> in
     return min(need, room)
 
 
-def cache_token_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers."""
+def cache_token_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_ranks: int = 1) -> int:
+    """Bytes of one token's keys and values in all layers, on each of ``num_ranks`` tensor-parallel ranks."""
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return 2 * text.num_hidden_layers * kv_heads * head_dim * dtype.itemsize
+    # Where there are fewer heads than ranks, neighbouring ranks have the same one.
+    kv_heads_each = -(-kv_heads // num_ranks)
+    return 2 * text.num_hidden_layers * kv_heads_each * head_dim * dtype.itemsize
 
 
 def _batched_tokens(config: RolloutConfig, max_len: int) -> int:

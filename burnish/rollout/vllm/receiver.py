@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -78,12 +79,35 @@ class WeightReceiver:
 
 
 def _follow(pid: int) -> None:
-    while True:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            os._exit(1)
-        time.sleep(1.0)
+    wait_for_end(pid)
+    os._exit(1)
+
+
+def wait_for_end(pid: int) -> None:
+    """Returns when the process ``pid`` has ended, also if nobody has asked for its status yet."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # Not Linux, or an old one.
+        while _exists(pid):
+            time.sleep(1.0)
+        return
+    try:
+        # Readable once it has ended; unlike its number it never names another process.
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        ended.poll()
+    finally:
+        os.close(process)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _finish(device: Any) -> None:
