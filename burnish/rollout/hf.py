@@ -29,7 +29,7 @@ from burnish.rollout.base import (
     max_sequence_length,
     register_rollout,
 )
-from burnish.rollout.lifecycle import Lifecycle
+from burnish.rollout.lifecycle import Lifecycle, OnLifecycle
 from burnish.rollout.native.sampler import SamplingRows, draw, stream_key
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.stopping import StopStrings
@@ -38,7 +38,7 @@ from burnish.utils.errors import RolloutError
 
 
 @register_rollout("hf")
-class HFRollout:
+class HFRollout(OnLifecycle):
     """Generates with ``model.generate``, ``max_num_seqs`` requests at a time: slow, the yardstick of `native`.
 
     Attention, cache and batching are transformers' own; only the draw is ours, so that both engines give the same
@@ -66,11 +66,6 @@ class HFRollout:
         self._device = torch.device(device)
         self._tokenizer = tokenizer
         self._lifecycle = Lifecycle(shares_storage=shares_storage)
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the weights it samples from."""
-        return self._lifecycle.policy_version
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_finished: OnFinished | None = None
@@ -102,18 +97,9 @@ class HFRollout:
         """See `BaseRollout.update_weights`."""
         self._lifecycle.update_weights(self._model, stream, version)
 
-    @property
-    def needs_base(self) -> bool:
-        """See `BaseRollout`."""
-        return self._lifecycle.needs_base
-
     def weights_checksum(self) -> dict[str, int]:
         """See `BaseRollout`."""
         return weights_checksum(self._model)
-
-    def abort(self, request_ids: Iterable[str] | None = None) -> None:
-        """See `BaseRollout.abort`."""
-        self._lifecycle.abort(request_ids)
 
     def sleep(self, level: int = 1) -> None:
         """Refuses to generate from now on; no memory outlives a call of ``generate``, so nothing is freed."""

@@ -175,3 +175,23 @@ class Lifecycle:
     def wake_up(self) -> None:
         """Ends ``sleep``."""
         self._asleep = False
+
+
+class OnLifecycle:
+    """The members of `burnish.rollout.base.BaseRollout` that an engine's `Lifecycle` answers alone."""
+
+    _lifecycle: Lifecycle
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights it samples from."""
+        return self._lifecycle.policy_version
+
+    @property
+    def needs_base(self) -> bool:
+        """See `BaseRollout`."""
+        return self._lifecycle.needs_base
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> None:
+        """See `BaseRollout.abort`."""
+        self._lifecycle.abort(request_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from burnish.rollout.base import (
     max_sequence_length,
     register_rollout,
 )
-from burnish.rollout.lifecycle import Lifecycle
+from burnish.rollout.lifecycle import Lifecycle, OnLifecycle
 from burnish.rollout.native.blocks import BlockManager
 from burnish.rollout.native.generation import Generation, OnTokens
 from burnish.rollout.native.graphs import default_sizes
@@ -50,7 +50,7 @@ _DEFAULT_LENGTH = 8192
 
 
 @register_rollout("native")
-class NativeRollout:
+class NativeRollout(OnLifecycle):
     """Generates with a Hugging Face causal LM, many sequences at once, each finished one replaced by a waiting one.
 
     A response depends on its request, the sampling parameters and the weights alone, not on what else is in the batch,
@@ -101,11 +101,6 @@ class NativeRollout:
         self._num_blocks = num_blocks
         self._window = window or _WINDOW[self._device.type]
         self._decoder: DecodeRunner | None = None
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the weights it samples from."""
-        return self._lifecycle.policy_version
 
     @property
     def cache_bytes(self) -> int:
@@ -169,18 +164,9 @@ class NativeRollout:
         """See `BaseRollout.update_weights`; also while paused."""
         self._lifecycle.update_weights(self._runner.model, stream, version)
 
-    @property
-    def needs_base(self) -> bool:
-        """See `BaseRollout`."""
-        return self._lifecycle.needs_base
-
     def weights_checksum(self) -> dict[str, int]:
         """See `BaseRollout`."""
         return weights_checksum(self._runner.model)
-
-    def abort(self, request_ids: Iterable[str] | None = None) -> None:
-        """See `BaseRollout.abort`."""
-        self._lifecycle.abort(request_ids)
 
     def pause(self) -> None:
         """Stops between two windows, and returns once the engine stands still (at once from a callback).

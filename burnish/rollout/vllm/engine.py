@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from burnish.rollout.base import (
     register_rollout,
 )
 from burnish.rollout.build import TrainedPolicy, ranks_per_engine, rollout_dtype
-from burnish.rollout.lifecycle import Lifecycle
+from burnish.rollout.lifecycle import Lifecycle, OnLifecycle
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.vllm.arguments import VLLMModel, engine_arguments, engine_environment, sequence_length
 from burnish.rollout.vllm.core import Core
@@ -33,7 +33,7 @@ _PARTS = frozenset(("weights", "kv_cache"))
 
 
 @register_rollout("vllm")
-class VLLMRollout:
+class VLLMRollout(OnLifecycle):
     """Generates with vLLM, which always has a copy of the weights; every token is drawn by burnish.
 
     Where several ranks are one engine all of them make one of these and call the same methods with the same arguments. With
@@ -101,16 +101,6 @@ class VLLMRollout:
             lora_rank=0 if adapters is None else int(adapters["r"]),
         )
         return cls(model, config.rollout, device=device, tokenizer=tokenizer, adapters=adapters)
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the weights it samples from."""
-        return self._lifecycle.policy_version
-
-    @property
-    def needs_base(self) -> bool:
-        """See `BaseRollout`."""
-        return self._lifecycle.needs_base
 
     @property
     def core(self) -> Core:
@@ -181,10 +171,6 @@ class VLLMRollout:
                     f"rank 0: they would sample from different policies."
                 )
         return checksum
-
-    def abort(self, request_ids: Iterable[str] | None = None) -> None:
-        """See `BaseRollout.abort`."""
-        self._lifecycle.abort(request_ids)
 
     def pause(self) -> None:
         """Stops generating before the next step; ``update_weights`` may then be called. See `Lifecycle.pause`."""

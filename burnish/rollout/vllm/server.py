@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from burnish.rollout.base import (
     max_sequence_length,
 )
 from burnish.rollout.build import TrainedPolicy, rollout_dtype
-from burnish.rollout.lifecycle import Lifecycle
+from burnish.rollout.lifecycle import Lifecycle, OnLifecycle
 from burnish.rollout.native.sampler import stream_key
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.vllm.http_client import Client
@@ -36,7 +36,7 @@ logger = logging.getLogger("burnish.rollout.vllm")
 _KEY = "actor_rollout_ref.rollout.server"
 
 
-class ServerRollout:
+class ServerRollout(OnLifecycle):
     """Asks servers for responses: ``vllm serve``, ``burnish serve``, or any other that takes and returns token ids.
 
     What it cannot do, as the servers sample by themselves:
@@ -118,16 +118,6 @@ class ServerRollout:
             dtype=rollout_dtype(policy, config.rollout),
         )
 
-    @property
-    def policy_version(self) -> int:
-        """The version of the weights that the servers sample from."""
-        return self._lifecycle.policy_version
-
-    @property
-    def needs_base(self) -> bool:
-        """See `BaseRollout`."""
-        return self._lifecycle.needs_base
-
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[RolloutResponse]:
@@ -182,10 +172,6 @@ class ServerRollout:
     def weights_checksum(self) -> dict[str, int] | None:
         """See `BaseRollout`; None where nothing was handed over, and on every rank but the first."""
         return None if self._handover is None else self._handover.checksum()
-
-    def abort(self, request_ids: Iterable[str] | None = None) -> None:
-        """See `BaseRollout.abort`."""
-        self._lifecycle.abort(request_ids)
 
     def sleep(self, level: int = 1) -> None:
         """Refuses to generate from now on; the servers do not sleep."""
