@@ -27,6 +27,9 @@ from burnish.utils.errors import ConfigError
 
 Module = PolicyModule | ValueModule
 
+# Blocks share a unit of FSDP2 up to so many parameters: 256 MB in bf16, which NVLink gathers in about a millisecond.
+_UNIT_PARAMETERS = 128_000_000
+
 
 class Replicated:
     """The whole model on every rank."""
@@ -227,24 +230,26 @@ class Sharded:
         set_dtype(module, dtype, trained=False)
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_cpu else OffloadPolicy()
         how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
-        blocks = transformer_blocks(module.model)
-        for block in blocks:
+        units = _units(transformer_blocks(module.model))
+        for unit in units:
             if from_rank_zero:
-                receive_parameters(module, block, device)
-            fully_shard(block, reshard_after_forward=reshard_after_forward, **how)
+                for block in unit:
+                    receive_parameters(module, block, device)
+            # A lone block is given as such: a list of modules has hooks of its own, which cost each block a little.
+            fully_shard(unit if len(unit) > 1 else unit[0], reshard_after_forward=reshard_after_forward, **how)
         if from_rank_zero:
             receive_parameters(module, module, device)
             receive_buffers(module, device)
         fully_shard(module, **how)
         if forward_prefetch:
-            for one, following in pairwise([cast(FSDPModule, each) for each in (module, *blocks)]):
+            for one, following in pairwise([cast(FSDPModule, each) for each in (module, *(unit[0] for unit in units))]):
                 one.set_modules_to_forward_prefetch([following])
         _move_buffers(module, device)
         self.module: Module = module
         self.dtype = dtype
         self.device = device
         self._defers_sync = defers_sync
-        self.passing_bytes = self._passing_bytes(blocks)
+        self.passing_bytes = self._passing_bytes(units)
         self._parameters: dict[str, DTensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}  # type: ignore[misc]
         self._masters: dict[str, Tensor] = {name: _local(p.detach()) for name, p in self._parameters.items()}
 
@@ -276,9 +281,9 @@ class Sharded:
         whole = sum(4 * p.numel() for p in self._parameters.values()) if self._defers_sync else 0
         return whole + sum(self._masters[name].nbytes for name, p in self._parameters.items() if p.grad is None)
 
-    def _passing_bytes(self, blocks: list[nn.Module]) -> int:
-        """Memory of what is whole for a while: the root's weights, those of two blocks, and one block's gradients."""
-        sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+    def _passing_bytes(self, units: list[list[nn.Module]]) -> int:
+        """Memory of what is whole for a while: the root's weights, those of two units, and one unit's gradients."""
+        sizes = [sum(_num_parameters(block) for block in unit) for unit in units]
         root = sum(parameter.numel() for parameter in self.module.parameters()) - sum(sizes)
         trained = any(parameter.requires_grad for parameter in self.module.parameters())
         gradients = max(*sizes, root) * (self.dtype.itemsize + 4) if trained else 0
@@ -349,6 +354,24 @@ class Sharded:
 
 
 Layout = Replicated | Sharded
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _units(blocks: list[nn.Module]) -> list[list[nn.Module]]:
+    """Blocks that are gathered and reduced together, in their order.
+
+    Each unit costs the host a few milliseconds in every pass, however small it is, so blocks of small models share one.
+    """
+    units: list[list[nn.Module]] = []
+    for block in blocks:
+        if units and sum(map(_num_parameters, units[-1])) + _num_parameters(block) <= _UNIT_PARAMETERS:
+            units[-1].append(block)
+        else:
+            units.append([block])
+    return units
 
 
 def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

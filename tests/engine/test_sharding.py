@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from burnish.config import FSDPEngineConfig
+from burnish.engine import layout
 from burnish.engine.layout import Sharded
 from burnish.model.load import build_causal_lm
 from burnish.model.policy import PolicyModule
@@ -35,6 +37,7 @@ TRAINED = [
         fsdp_keys={"param_offload": True, "optimizer_offload": True, "defer_gradient_sync": False},
         offload_on_cpu=True,
     ),
+    case("block by block", "float64", **STEPS, unit_parameters=0),
     case("recomputed", "float64", **STEPS, gradient_checkpointing=True),
     case("automatic", "float64", **STEPS, gradient_checkpointing="auto"),
     case(
@@ -77,12 +80,12 @@ def loading_cases(folder: str) -> list[dict[str, Any]]:
 COUNTED = [
     case("reduced", what="sync", fsdp_keys={"defer_gradient_sync": False}),
     case("reduced once", what="sync", fsdp_keys={"defer_gradient_sync": True}),
-    case("gathered", what="prefetch"),
+    case("gathered", what="prefetch", unit_parameters=0),
     # The head's 49 rows do not divide: the first rank holds one more.
     case("uneven plans", what="plan", gradient_checkpointing="auto", sequence_parallel=2, config={"vocab_size": 49}),
     case("alike", what="defer", memory=[1 << 40, 1 << 40]),
     case("unlike", what="defer", memory=[1 << 40, 1 << 10]),
-    case("gathered early", what="prefetch", fsdp_keys={"forward_prefetch": True}),
+    case("gathered early", what="prefetch", unit_parameters=0, fsdp_keys={"forward_prefetch": True}),
 ]
 
 
@@ -156,6 +159,15 @@ def test_deferred_gradients_are_reduced_once_and_are_the_same(two_ranks: Any) ->
         # Three micro-batches; two blocks and the root.
         assert rank["reduced once"]["reductions"] * 3 == rank["reduced"]["reductions"]
         assert distance(rank["reduced once"]["gradients"], rank["reduced"]["gradients"]) < 1e-6
+
+
+def test_small_blocks_are_gathered_together_and_large_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [nn.Linear(10, 1, bias=False) for _ in range(5)] + [nn.Linear(100, 1), nn.Linear(5, 1)]
+    for most, sizes in {0: [1] * 7, 20: [2, 2, 1, 1, 1], 1000: [7]}.items():
+        monkeypatch.setattr(layout, "_UNIT_PARAMETERS", most)
+        units = layout._units(list(blocks))
+        assert [len(unit) for unit in units] == sizes
+        assert [block for unit in units for block in unit] == blocks
 
 
 def test_forward_prefetch_asks_for_each_block_while_the_one_before_computes(two_ranks: Any) -> None:
