@@ -225,6 +225,9 @@ def measure_model(name: str, work: GRPOWork, args: argparse.Namespace) -> list[d
         for variant in args.variant:
             results.append(measure(name, variant, peer, work, args))
         if args.peer is not None and not alternate:
+            # Not to be lost should the peer not come to its end.
+            for result in results:
+                print(table(result), flush=True)
             torch.cuda.empty_cache()
             # Beside burnish's own memory there would not be enough for both.
             peer = stack.enter_context(start_peer(name, work, args))
