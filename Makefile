@@ -8,13 +8,16 @@ OLDEST_TESTS := $(addprefix tests/,$(addsuffix .py,model/test_load model/test_fu
 	model/test_head model/test_lora model/test_flops rollout/test_rollout_contract rollout/test_lora_rollout engine/test_checkpoint \
 	workers/test_actor e2e/test_runs)) tests/render
 
+# Files side by side, as many as there are cores, up to four; each with one thread for torch, which tiny models gain nothing from sharing.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+
 .PHONY: demo test test-slow test-vllm test-oldest check format docs bench-peers clean
 
 demo: $(VENV)/.core
 	$(BIN)/burnish demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=1800
@@ -25,7 +28,7 @@ test-vllm: .venv-vllm/.done
 
 # The core with the oldest transformers that it allows.
 test-oldest: .venv-oldest/.done
-	.venv-oldest/bin/python -m pytest $(OLDEST_TESTS)
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
