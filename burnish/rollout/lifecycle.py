@@ -119,6 +119,11 @@ class Lifecycle:
                 self._still.clear()
             self._go.set()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is generated until ``resume``."""
+        return not self._go.is_set()
+
     def stand_still_while_paused(self) -> bool:
         """Called by the generating thread between rounds: lets others in until ``resume``.
 

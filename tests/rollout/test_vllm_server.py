@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from burnish.config import RolloutConfig
+from burnish.config.rollout import ServerConfig
 from burnish.rollout.base import BaseRollout, RolloutRequest, SamplingParams
 from burnish.rollout.vllm.server import ServerRollout
+from burnish.rollout.vllm.server_facts import check_served
 from burnish.utils.errors import ConfigError, RolloutError
 from tests.rollout.fake_api_server import VOCAB, FakeApi, slowly, waits_until
 
@@ -130,6 +132,16 @@ def test_where_nobody_answers_the_address_and_the_key_are_named(api):
         rollout_at(url)
     with pytest.raises(RolloutError, match=r"no server at .*no-such-host\.invalid"):
         rollout_at("http://no-such-host.invalid:1", max_start_wait_time=60.0)
+
+
+def test_the_drivers_check_finds_what_each_address_serves(api):
+    served = ServerConfig(url=[api.url], max_start_wait_time=0.0)
+    check_served(served, "folder/model", None)
+    with pytest.raises(RolloutError, match=r"serves 'model', which is not the name of .*other"):
+        check_served(served, "some/other", None)
+    assert not api.bodies  # Only the list of models was asked for.
+    with pytest.raises(ConfigError, match=r"server\.url=http://localhost:8000"):
+        check_served(ServerConfig(), "folder/model", None)
 
 
 def test_a_server_that_is_still_starting_is_waited_for(api):

@@ -1,6 +1,7 @@
 """An engine in another process as this one sees it: what arrives from it, what it prints, and whether it lives."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -14,14 +15,14 @@ from typing import Any
 import pytest
 
 from burnish.rollout.base import RolloutRequest, SamplingParams
+from burnish.rollout.lifecycle import Lifecycle
 from burnish.rollout.vllm.arrivals import Arrival, Running, StepCounter
 from burnish.rollout.vllm.engine_log import EngineLog
 from burnish.rollout.vllm.engine_watch import EngineWatch, Heartbeat
-from burnish.rollout.vllm.launch import launch_environment
+from burnish.rollout.vllm.launch import launch_environment, wait_for_end
 from burnish.rollout.vllm.process import ProcessCore
-from burnish.rollout.vllm.receiver import wait_for_end
 from burnish.rollout.vllm.requests import Progress, prepare
-from burnish.rollout.vllm.standalone import EngineProcess
+from burnish.rollout.vllm.standalone import EngineProcess, StandaloneRollout
 from burnish.utils.errors import RolloutError
 
 
@@ -56,6 +57,25 @@ def test_the_end_of_a_process_is_noticed(has_pidfd: bool, monkeypatch: pytest.Mo
     assert not waiting.is_alive()
     process.wait()
     wait_for_end(process.pid)
+
+
+def test_an_engine_ends_with_the_process_that_started_it_also_while_it_starts() -> None:
+    engine = (
+        "import time; from burnish.rollout.vllm.launch import follow_starter\n"
+        "follow_starter(); print(flush=True); time.sleep(90)"
+    )
+    starter = (
+        "import subprocess, sys; from burnish.rollout.vllm.launch import launch_environment\n"
+        f"with launch_environment({{}}): subprocess.run([sys.executable, '-c', {engine!r}])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"\n"
+    process.kill()
+    start = time.monotonic()
+    assert process.stdout.read() == b""  # Its end: the engine has it open too.
+    assert time.monotonic() - start < 20
+    process.wait()
 
 
 def test_tokens_that_come_at_the_end_are_of_the_versions_that_were_marked_meanwhile() -> None:
@@ -118,6 +138,24 @@ def test_what_processes_print_is_kept_and_goes_where_it_always_went(capfd: pytes
     assert "two" in seen.out + seen.err
     print("of this process", flush=True)  # noqa: T201  It is what is tested.
     assert "of this process" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_printed_while_it_starts_is_shown_only_where_it_does_not(
+    capfd: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    log, says = EngineLog(hides_start=True), "import sys; print('starts', flush=True); input(); print('runs')"
+    with contextlib.suppress(KeyError), log:
+        process = subprocess.Popen([sys.executable, "-c", says], stdin=subprocess.PIPE)
+        while log.lines(0.05) != ["starts"]:
+            pass
+        if fails:
+            raise KeyError
+    process.communicate(b"\n")
+    assert log.lines() == ["starts", "runs"]
+    seen = capfd.readouterr().err
+    assert "runs" in seen
+    assert ("starts" in seen) is fails
 
 
 def sleeper() -> Any:
@@ -253,6 +291,32 @@ def test_an_engine_that_wakes_up_while_it_is_paused_hears_of_the_pause_before_it
         thread.join(5)
     assert said == ["wakes up", "pause", "is awake: ['weights']"]
     assert core._asleep == {"kv_cache"}
+
+
+class Standing(StandaloneRollout):
+    """An engine that makes steps until it is told to hang."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._lifecycle = Lifecycle(shares_storage=False)
+        self._steps_left = num_steps
+
+    def generate(self, requests: Any, sampling: Any, on_finished: Any = None) -> list[Any]:
+        self._is_generating = True
+        for _ in range(self._steps_left):
+            self._between_steps()
+            time.sleep(0.05)
+        time.sleep(60 if requests else 0)
+        return []
+
+
+def test_a_standalone_engine_that_hangs_in_a_step_is_ended_and_one_that_makes_steps_is_not() -> None:
+    engine = EngineProcess(Standing, 40, timeout=20.0)
+    engine._timeout = engine._watch._timeout = 1.0
+    assert engine.generate([], SamplingParams(max_new_tokens=1)) == []
+    with pytest.raises(RolloutError, match="no answer for 1 s"):
+        engine.generate([RolloutRequest("r", [1], "p")], SamplingParams(max_new_tokens=1))
+    engine.process.join(10)
+    assert engine.process.exitcode is not None
 
 
 def test_a_callback_that_fails_does_not_hold_up_the_other_calls_of_a_standalone_engine() -> None:

@@ -15,6 +15,7 @@ from burnish.config import RolloutConfig
 from burnish.model.load import build_causal_lm
 from burnish.rollout.vllm.arguments import VLLMModel, engine_arguments, own_arguments
 from burnish.rollout.vllm.engine import VLLMRollout
+from burnish.rollout.vllm.installed import engine_argument_names
 from burnish.utils.errors import ConfigError, RolloutError
 from tests.rollout.contract import tiny_llama
 
@@ -36,6 +37,10 @@ def test_overrides_of_the_model_for_vllm_come_on_top_of_the_policys() -> None:
     made = engine_arguments(model, config, torch.device("cpu"), in_process=True)
     assert made["hf_overrides"] == {"rms_norm_eps": 1e-3, "head_dtype": "float32"}
     assert config.engine_kwargs.vllm == {"hf_overrides": {"head_dtype": "float32"}}
+
+
+def test_the_names_that_are_read_without_vllm_are_its_own() -> None:
+    assert engine_argument_names() == {field.name for field in dataclasses.fields(EngineArgs)}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

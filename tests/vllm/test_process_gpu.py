@@ -14,6 +14,7 @@ from transformers import LlamaConfig, PreTrainedModel
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from burnish.config import RolloutConfig
+from burnish.model.attention import plain_attention
 from burnish.model.load import build_causal_lm
 from burnish.rollout.base import RolloutResponse, SamplingParams
 from burnish.rollout.vllm.arguments import VLLMModel, engine_arguments, engine_environment
@@ -91,7 +92,7 @@ def assert_plausible(model: PreTrainedModel, responses: list[RolloutResponse]) -
     """Log-probs are those of ``model``, to what bfloat16 leaves of them."""
     for request, response in zip(make_requests(vocab=VOCAB), responses, strict=True):
         ids = torch.tensor([[*request.prompt_ids, *response.token_ids]], device="cuda")
-        with torch.no_grad():
+        with torch.no_grad(), plain_attention(model):
             logits = model(input_ids=ids).logits[0, len(request.prompt_ids) - 1 : -1].float() / SAMPLED.temperature
         drawn = torch.tensor(response.token_ids, device="cuda")[:, None]
         expected = logits.log_softmax(-1).gather(-1, drawn).squeeze(-1).cpu()

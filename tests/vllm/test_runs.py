@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from burnish.trainer.main_ppo import Parts
+from burnish.trainer.main_ppo import Parts, TaskRunner
 from burnish.utils.errors import BurnishError, ConfigError
 from tests.e2e.runs import logged, tiny_run
 
@@ -99,10 +99,23 @@ def test_two_workers_are_one_engine(tmp_path: Path, native: list[dict[str, float
         ),
         (["engine_kwargs.vllm.worker_cls=mine"], r"worker_cls='mine' cannot be set"),
         (["tensor_model_parallel_size=8"], r"tensor_model_parallel_size=8 does not divide the 4 attention heads"),
+        (["cudagraph_capture_sizes=[]"], r"cudagraph_capture_sizes=\[\] names no size.*enforce_eager=true"),
+        (
+            [
+                "mode=server",
+                "server.url=[http://127.0.0.1:9]",
+                "server.max_start_wait_time=0",
+                "server.weights_dir=/tmp",
+            ],
+            r"no server at actor_rollout_ref\.rollout\.server\.url=http://127\.0\.0\.1:9 .*refused",
+        ),
         (["max_model_len=4"], r"max_model_len=4 is too short"),
     ],
 )
-def test_what_vllm_could_not_do_is_refused_before_any_worker_starts(tmp_path: Path, keys: list[str], says: str) -> None:
+def test_what_vllm_could_not_do_is_refused_before_any_data_is_read(
+    tmp_path: Path, keys: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TaskRunner, "build_trainer", lambda *_: pytest.fail("It goes on."))
     workers = ("trainer.n_gpus_per_node=8", "trainer.device=cpu")
     with pytest.raises(ConfigError, match=says):
         tiny_run(tmp_path, VLLM, *workers, *(f"{ROLLOUT}.{key}" for key in keys))

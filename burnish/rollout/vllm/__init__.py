@@ -9,7 +9,7 @@ What a run sees, and how it asks:
 
 Where vLLM runs:
 
-    in_process      in this process, ``mode=sync`` (`undisturbed`: its start changes nothing of the trainer's)
+    in_process      in this process, ``mode=sync`` (`undisturbed`: its start changes nothing of the trainer's; `sleep_memory`)
     process         in processes of its own, ``mode=async`` (`launch`, `placement`, `arrivals`)
     standalone      in another pool, filled by broadcast
     engine_watch    whether those processes live (`engine_log`, `failures`: what their log says)

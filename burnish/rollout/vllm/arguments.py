@@ -1,6 +1,5 @@
 """From ``actor_rollout_ref`` to vLLM's engine arguments and environment, and what can be checked before an engine starts."""
 
-import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from burnish.config import RolloutConfig
 from burnish.rollout.base import max_sequence_length
+from burnish.rollout.vllm.installed import engine_argument_names
 from burnish.rollout.vllm.placement import place
 from burnish.utils import env
 from burnish.utils.errors import ConfigError
@@ -96,6 +96,7 @@ def engine_arguments(
             not divide.
     """
     check_parallel(model.config, config.tensor_model_parallel_size)
+    check_capture_sizes(config)
     if in_process and config.data_parallel_size > 1:
         raise ConfigError(
             f"{_ROLLOUT}.data_parallel_size={config.data_parallel_size} joins copies of the model that run in processes of their "
@@ -166,9 +167,7 @@ def own_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
     if not given:
         return {}
-    from vllm.engine.arg_utils import EngineArgs
-
-    known = {item.name for item in dataclasses.fields(EngineArgs)}
+    known = engine_argument_names()
     for name, value in given.items():
         shown = f"{_ROLLOUT}.engine_kwargs.vllm.{name}={value!r}"
         if name in _RESERVED:
@@ -202,6 +201,19 @@ def check_parallel(config: PreTrainedConfig, size: int) -> None:
         f"{_ROLLOUT}.tensor_model_parallel_size={size} does not divide the {heads} attention heads and {kv_heads} key-value "
         f"heads of {type(config).__name__}. It can be one of {', '.join(map(str, legal))}."
     )
+
+
+def check_capture_sizes(config: RolloutConfig) -> None:
+    """An empty list would leave it to vLLM whether there are CUDA graphs.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if config.cudagraph_capture_sizes == []:
+        raise ConfigError(
+            f"{_ROLLOUT}.cudagraph_capture_sizes=[] names no size. Leave it out for those that vLLM chooses, or set "
+            f"{_ROLLOUT}.enforce_eager=true for decoding without CUDA graphs."
+        )
 
 
 def sequence_length(model_config: PreTrainedConfig, config: RolloutConfig) -> int:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -106,7 +106,9 @@ class WeightBroadcast:
                 underway.pop()()
         except BaseException as error:
             # The receivers may stand anywhere: they are told where that is still possible, and the group is made anew.
-            self._store.set(f"{update}/items/{num_buckets}", json.dumps(f"{type(error).__name__}: {error}"))
+            said = json.dumps(f"{type(error).__name__}: {error}")
+            self._store.set(f"{update}/items/{num_buckets}", said)
+            self._dismiss(said)
             self._disband()
             raise
         self._store.set(f"{update}/items/{num_buckets}", json.dumps(None))
@@ -132,6 +134,12 @@ class WeightBroadcast:
         if self._collective is None:
             store = dist.PrefixStore(f"group/{self._group}", self._store)
             self._collective = _collective(self.address, store, 0, self._device)
+
+    def _dismiss(self, said: str) -> None:
+        """Those that came and wait for the others are told why they wait in vain."""
+        for rank in self._ranks:
+            if self._store.delete_key(f"here/{rank}"):
+                self._store.set(f"go/{rank}", said)
 
     def _disband(self) -> None:
         self._group += 1
@@ -201,8 +209,7 @@ class BroadcastReceiver:
         while True:
             message = self._read(f"{update}/items/{index}")
             if isinstance(message, str):
-                self.close()
-                raise RolloutError(f"The trainer broke off sending its weights ({message}).")
+                self._broken_off(message)
             if message is None:
                 break
             size, items = message
@@ -233,13 +240,20 @@ class BroadcastReceiver:
         """The name of the update that comes, in one group with its sender."""
         self._store.delete_key(f"go/{self._rank}")
         self._store.set(f"here/{self._rank}", str(self._group))
-        update, group = self._read(f"go/{self._rank}")
+        message = self._read(f"go/{self._rank}")
+        if isinstance(message, str):
+            self._broken_off(message)
+        update, group = message
         if group != self._group:
             self.close()
             store = dist.PrefixStore(f"group/{group}", self._store)
             self._collective = _collective(self._address, store, self._rank, self._device)
             self._group = group
         return str(update)
+
+    def _broken_off(self, why: str) -> NoReturn:
+        self.close()
+        raise RolloutError(f"The trainer broke off sending its weights ({why}).")
 
     def _read(self, name: str) -> Any:
         try:

@@ -10,15 +10,23 @@ from collections import deque
 from types import TracebackType
 
 _LINES = 400
+_HIDDEN_BYTES = 1 << 20
+_LEFT = b"\0left\0"
+"""Stands in the log where it was left."""
 
 
 class EngineLog:
     """While it is entered, processes that start print into it; what they print also goes where it always went.
 
     It replaces this process's own descriptors 1 and 2 meanwhile, since those are what a process inherits.
+
+    Args:
+        hides_start: what is printed while it is entered goes nowhere else, unless it is left by an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hides_start: bool = False) -> None:
+        self._hides, self._hidden = hides_start, b""
+        self._has_left = self._failed = False
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._reader: threading.Thread | None = None
         self._saved: list[int] = []
@@ -27,6 +35,7 @@ class EngineLog:
         read, write = os.pipe()
         _flush()
         self._saved = [os.dup(1), os.dup(2)]
+        self._has_left = False
         # Of its own: it goes on when the other ones are closed.
         terminal = os.dup(2)
         for descriptor in (1, 2):
@@ -40,6 +49,8 @@ class EngineLog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _flush()
+        self._failed = kind is not None
+        os.write(1, _LEFT)
         for descriptor, saved in zip((1, 2), self._saved, strict=True):
             os.dup2(saved, descriptor)
             os.close(saved)
@@ -64,11 +75,23 @@ class EngineLog:
             if not data:
                 break
             with contextlib.suppress(OSError):  # Nobody may read it there any more.
-                os.write(terminal, data)
-            *whole, rest = (rest + data).split(b"\n")
+                os.write(terminal, self._shown(data))
+            *whole, rest = (rest + data).replace(_LEFT, b"").split(b"\n")
             self._lines.extend(line.decode(errors="replace").rstrip() for line in whole)
         os.close(read)
         os.close(terminal)
+
+    def _shown(self, data: bytes) -> bytes:
+        """What of it goes on to the terminal."""
+        if self._has_left or not self._hides:
+            return data.replace(_LEFT, b"")
+        # The mark may come in two parts.
+        before, mark, behind = (self._hidden + data).partition(_LEFT)
+        if mark:
+            self._has_left, self._hidden = True, b""
+            return (b"" if self._hides and not self._failed else before) + behind
+        self._hidden = before[-_HIDDEN_BYTES:]
+        return b""
 
 
 def _flush() -> None:

@@ -17,12 +17,14 @@ from burnish.model.lora import is_adapter_name
 from burnish.rollout.vllm import cpu_group, cpu_linear
 from burnish.rollout.vllm.adapters import Adapters, without_adapters
 from burnish.rollout.vllm.held import HeldWeights, gather_by
+from burnish.rollout.vllm.launch import follow_starter
 from burnish.rollout.vllm.receiver import WeightReceiver
 from burnish.utils.errors import RolloutError
 
 # vLLM imports this module in each worker before it makes its groups and the model, and these must come before that.
 cpu_group.name_shared_memory_uniquely()
 cpu_linear.keep_weights_readable()
+follow_starter()
 
 
 @dataclass
@@ -186,6 +188,12 @@ class WorkerExtension(WeightReceiver):
         if state.adapters is not None:
             found |= state.adapters.fingerprints()
         return found
+
+    def forget_model(self) -> None:
+        """The engine ends: nothing of burnish's refers to its model any more."""
+        self.__dict__.pop("burnish_state", None)
+        self.close_buckets()
+        self.leave_broadcast()
 
     def _state(self) -> _State:
         # A worker's constructor knows nothing of its extension.

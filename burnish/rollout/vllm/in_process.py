@@ -1,7 +1,7 @@
 """A vLLM engine in this process: its steps are made here, one after the other, so nothing happens between two of them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from burnish.rollout.base import FinishReason, WeightStream
 from burnish.rollout.vllm.adapters import lora_request
 from burnish.rollout.vllm.failures import start_failure
+from burnish.rollout.vllm.launch import read_environment_anew
 from burnish.rollout.vllm.requests import Finished, Prepared, Progress
+from burnish.rollout.vllm.sleep_memory import let_go
 from burnish.rollout.vllm.undisturbed import undisturbed
 from burnish.utils import env
 from burnish.utils.errors import RolloutError
@@ -53,7 +55,9 @@ class InProcessCore:
         self._running: dict[str, _Running] = {}
         self._num_added = 0
         self._is_closed = False
+        self._asleep: set[str] = set()
         env.set_all(dict(environment))
+        read_environment_anew()
         _Group.enter()
         try:
             with undisturbed():
@@ -130,18 +134,24 @@ class InProcessCore:
         """See `Core.sleep`."""
         self._client.reset_prefix_cache()  # What it holds is gone.
         self._client.engine_core.model_executor.sleep(level)
+        self._asleep = {"weights", "kv_cache"}
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """See `Core.wake_up`."""
         self._client.engine_core.model_executor.wake_up(None if tags is None else list(tags))
+        self._asleep -= self._asleep if tags is None else set(tags)
 
     def close(self) -> None:
-        """See `Core.close`."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._client.engine_core.model_executor.shutdown()
-            self._scheduler.shutdown()
-            _Group.leave()
+        """See `Core.close`. Nothing refers to the model afterwards, and its memory is free."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.call("forget_model")
+        self._client.engine_core.model_executor.shutdown()
+        self._scheduler.shutdown()
+        self._running.clear()
+        self._llm = self._client = self._scheduler = None
+        _Group.leave(self._asleep)
 
     def _add(self, prepared: Prepared) -> str:
         """Hands a request to the scheduler.
@@ -249,7 +259,9 @@ class InProcessCore:
 
 
 class _Group:
-    """The process groups that vLLM makes: the last engine of the process ends them, and leaves the trainer's alone."""
+    """What engines of one process share: the process groups that vLLM makes, which the last of them ends (the trainer's it leaves
+    alone), and the memory for sleep.
+    """
 
     num_engines = 0
     is_vllms = False
@@ -259,12 +271,17 @@ class _Group:
     def enter(cls) -> None:
         """Another engine starts."""
         if cls.num_engines == 0:
+            let_go()  # Of one that did not start: while its error was alive, so was what it had allocated.
             cls.is_vllms = not torch.distributed.is_initialized()
         cls.num_engines += 1
 
     @classmethod
-    def leave(cls) -> None:
-        """An engine has ended, or did not start."""
+    def leave(cls, asleep: Collection[str] | None = None) -> None:
+        """An engine has ended, or did not start.
+
+        Args:
+            asleep: what of its memory slept when it ended; None: it did not start.
+        """
         cls.num_engines -= 1
         if cls.num_engines:
             return
@@ -273,6 +290,8 @@ class _Group:
         destroy_model_parallel()
         if cls.is_vllms:
             destroy_distributed_environment()
+        if asleep is not None:
+            let_go(asleep)
 
 
 def _ending(output: Any) -> tuple[FinishReason, int | str | None]:

@@ -1,6 +1,8 @@
 """Which vLLM is installed, and what to do where it is none that fits."""
 
+import ast
 import importlib.util
+from pathlib import Path
 
 from burnish.utils.errors import RolloutError
 from burnish.utils.requirements import installed_version, read_project
@@ -23,6 +25,18 @@ def vllm_version() -> tuple[str, str] | None:
     import vllm
 
     return "vllm", str(vllm.__version__)
+
+
+def engine_argument_names() -> frozenset[str]:
+    """The fields of vLLM's ``EngineArgs``, read without the import of vLLM, which takes many seconds."""
+    spec = importlib.util.find_spec("vllm")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        tree = ast.parse((Path(folder) / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+                fields = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+                return frozenset(target.id for target in fields if isinstance(target, ast.Name))
+    raise RolloutError("The vLLM that is installed has no class EngineArgs in vllm/engine/arg_utils.py.")
 
 
 def check_installed() -> str:

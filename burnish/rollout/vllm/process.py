@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import os
 import queue
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from burnish.rollout.vllm.launch import is_alone, launch_environment, with_execu
 from burnish.rollout.vllm.requests import Finished, Prepared, Progress
 from burnish.rollout.vllm.transports import send_in_buckets
 from burnish.rollout.vllm.undisturbed import undisturbed
+from burnish.utils import env
 from burnish.utils.errors import RolloutError
 
 Transport = Literal["memory", "broadcast"]
@@ -70,7 +70,8 @@ class ProcessCore:
         self._broadcast: WeightBroadcast | None = None
         self._engine: Any = None
         self._processes: list[Any] = []
-        self._log = EngineLog()
+        # Whoever asks vLLM to tell more wants to read it.
+        self._log = EngineLog(hides_start=env.get("VLLM_LOGGING_LEVEL") not in ("DEBUG", "INFO"))
         self._watch = EngineWatch(self._log, timeout)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="vllm-client")
@@ -81,7 +82,6 @@ class ProcessCore:
                 # Read on a CPU alone: else vLLM would start another process for the one worker.
                 environment = {**environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
             self._start(with_executor(arguments), environment)
-            self.call("follow_parent", os.getpid())
             self.call("install_sampler")
             self.cache_bytes: int = sum(self.call("measure_cache"))
         except BaseException:
@@ -217,8 +217,18 @@ class ProcessCore:
             if process.is_alive():
                 process.kill()
                 process.join(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(asyncio.ensure_future, self._end_tasks())
         self._thread.join(10)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+        self._loop.stop()
 
     def _start(self, arguments: dict[str, Any], environment: Mapping[str, str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -334,6 +344,9 @@ class ProcessCore:
                 self.resume()
 
     def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        if self._loop.is_closed():
+            coroutine.close()
+            self._watch.check()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _begin_call(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:

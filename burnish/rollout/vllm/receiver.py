@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,10 +31,6 @@ class WeightReceiver:
             opened[address[1]] = open_bucket(address)
         self.take_weights(cut(opened[address[1]], items))
         _finish(self.device)  # Behind this call the sender fills the bucket anew.
-
-    def follow_parent(self, pid: int) -> None:
-        """Ends this process when the process ``pid`` is gone: the memory of a run that was killed is free again."""
-        threading.Thread(target=_follow, args=(pid,), daemon=True, name="follow-parent").start()
 
     def measure_cache(self) -> int:
         """Bytes of this worker's key-value cache."""
@@ -76,38 +68,6 @@ class WeightReceiver:
     def _caches(self) -> Iterator[Tensor]:
         for cache in self.model_runner.kv_caches:
             yield from cache if isinstance(cache, (list, tuple)) else (cache,)
-
-
-def _follow(pid: int) -> None:
-    wait_for_end(pid)
-    os._exit(1)
-
-
-def wait_for_end(pid: int) -> None:
-    """Returns when the process ``pid`` has ended, also if nobody has asked for its status yet."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):  # Not Linux, or an old one.
-        while _exists(pid):
-            time.sleep(1.0)
-        return
-    try:
-        # Readable once it has ended; unlike its number it never names another process.
-        ended = select.poll()
-        ended.register(process, select.POLLIN)
-        ended.poll()
-    finally:
-        os.close(process)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _finish(device: Any) -> None:

@@ -24,8 +24,7 @@ from burnish.rollout.build import TrainedPolicy, rollout_dtype
 from burnish.rollout.lifecycle import Lifecycle, OnLifecycle
 from burnish.rollout.native.sampler import stream_key
 from burnish.rollout.stats import RolloutStats
-from burnish.rollout.vllm.http_client import Client
-from burnish.rollout.vllm.server_facts import ServerFacts, look_at
+from burnish.rollout.vllm.server_facts import ServerFacts, look_at, server_clients
 from burnish.rollout.vllm.server_requests import Asked, ask_all
 from burnish.rollout.vllm.server_weights import Handover
 from burnish.utils import env
@@ -80,12 +79,9 @@ class ServerRollout(OnLifecycle):
         self._server = config.server
         self._vocab_size = vocab_size
         self._lifecycle = Lifecycle(shares_storage=False)
-        clients = [Client(url, _api_key(config), f"{_KEY}.url") for url in self._server.url]
-        if not clients:
-            raise ConfigError(f"rollout.mode=server needs an address, as {_KEY}.url=http://localhost:8000.")
         self._servers = [
             look_at(client, self._server, model_path=model_path, vocab_size=vocab_size, tokenizer=tokenizer)
-            for client in clients
+            for client in server_clients(self._server, api_key(config))
         ]
         lengths = [facts.max_length for facts in self._servers if facts.max_length is not None]
         ours = max_sequence_length(model_config, config.max_model_len)
@@ -232,7 +228,7 @@ def _unknown_log_probs(server: ServerFacts, sampling: SamplingParams) -> str:
     return sentence
 
 
-def _api_key(config: RolloutConfig) -> str | None:
+def api_key(config: RolloutConfig) -> str | None:
     """The key that the servers ask for.
 
     Raises:

@@ -13,7 +13,7 @@ from burnish.config.rollout import ServerConfig
 from burnish.render import encode_text
 from burnish.rollout.base import SamplingParams
 from burnish.rollout.vllm.http_client import Client, Interrupted, Refused, asked_again
-from burnish.utils.errors import RolloutError
+from burnish.utils.errors import ConfigError, RolloutError
 
 logger = logging.getLogger("burnish.rollout.vllm")
 
@@ -80,6 +80,28 @@ def look_at(client: Client, config: ServerConfig, *, model_path: str, vocab_size
     )
     logger.info("%s serves %s, with log-probs of kind %r.", client.url, name, kind)
     return facts
+
+
+def check_served(config: ServerConfig, model_path: str, api_key: str | None) -> None:
+    """There is a server of this model at every address, as far as the list of its models tells.
+
+    Raises:
+        ConfigError: an address that is none.
+        RolloutError: what answers there, or that nothing does.
+    """
+    for client in server_clients(config, api_key):
+        _card(client, config, model_path, _models(client, config))
+
+
+def server_clients(config: ServerConfig, api_key: str | None) -> list[Client]:
+    """One of each address.
+
+    Raises:
+        ConfigError: there is none, or one that is no address.
+    """
+    if not config.url:
+        raise ConfigError(f"rollout.mode=server needs an address, as {_KEY}.url=http://localhost:8000.")
+    return [Client(url, api_key, f"{_KEY}.url") for url in config.url]
 
 
 def _models(client: Client, config: ServerConfig) -> Sequence[dict[str, Any]]:

@@ -12,6 +12,7 @@ import concurrent.futures
 import multiprocessing
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ import torch
 from burnish.rollout.base import OnFinished, RolloutRequest, RolloutResponse, SamplingParams, WeightStream
 from burnish.rollout.vllm.broadcast import WeightBroadcast
 from burnish.rollout.vllm.engine import VLLMRollout
-from burnish.rollout.vllm.engine_watch import EngineWatch
+from burnish.rollout.vllm.engine_watch import GLANCE_S, EngineWatch, Heartbeat
 from burnish.rollout.vllm.launch import launch_environment
 from burnish.utils.errors import RolloutError
 
@@ -33,6 +34,29 @@ _SETTLES_IN_S = 30.0
 
 class StandaloneRollout(VLLMRollout):
     """A rollout whose weights do not come as a stream but from a `Publisher` in another process."""
+
+    _num_rounds = 0
+    _is_generating = False
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_finished: OnFinished | None = None
+    ) -> list[RolloutResponse]:
+        """See `BaseRollout.generate`."""
+        self._is_generating = True
+        try:
+            return super().generate(requests, sampling, on_finished)
+        finally:
+            self._is_generating = False
+
+    def _between_steps(self) -> set[str]:
+        self._num_rounds += 1
+        return super()._between_steps()
+
+    def answer_between_steps(self) -> None:
+        """Returns when the engine has come from one step to the next; at once where it makes none."""
+        seen = self._num_rounds
+        while self._is_generating and not self._lifecycle.is_paused and self._num_rounds == seen:
+            time.sleep(GLANCE_S)
 
     def num_workers(self) -> int:
         """Workers of the engine, each of which is a receiver of the broadcast."""
@@ -154,7 +178,7 @@ class EngineProcess:
         make: makes the rollout there; importable, as everything that a new process is given.
         args: of ``make``.
         environment: variables of that process alone: ``CUDA_VISIBLE_DEVICES`` gives it other GPUs.
-        timeout: seconds in which it must have started.
+        timeout: seconds in which it must have started, and without a sign of life after which it is ended while it generates.
 
     Raises:
         RolloutError: it did not start.
@@ -169,7 +193,7 @@ class EngineProcess:
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._watch = EngineWatch(None, timeout)
+        self._watch, self._timeout = EngineWatch(None, timeout), timeout
         self._pending: dict[int, tuple[Future[Any], OnFinished | None]] = {}
         self._lock, self._next = threading.Lock(), 0
         started: Future[Any] = Future()
@@ -209,7 +233,17 @@ class EngineProcess:
         arrived: queue.SimpleQueue[RolloutResponse | None] = queue.SimpleQueue()
         future = self.call("generate", requests, sampling, on_finished=arrived.put)
         future.add_done_callback(lambda _: arrived.put(None))
-        while (response := arrived.get()) is not None:
+        heartbeat = Heartbeat(self._watch, lambda: self.call("answer_between_steps"), self._timeout)
+        while True:
+            try:
+                response = arrived.get(timeout=GLANCE_S)
+            except queue.Empty:
+                if not future.done():
+                    heartbeat.check()
+                continue
+            heartbeat.beat()
+            if response is None:
+                break
             if on_finished is not None:
                 on_finished(response)
         responses: list[RolloutResponse] = future.result()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,12 +25,16 @@ _VARIABLES = (
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Random numbers, threads, the default dtype and the environment of launchers are afterwards what they were."""
+    """Random numbers, threads, the default dtype and the environment of launchers are afterwards what they were.
+
+    Warnings of Python's about vLLM's own code are nobody's here, and not shown.
+    """
     variables = {name: env.get(name) for name in _VARIABLES}
     python, numpy, default_dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             yield
         finally:
