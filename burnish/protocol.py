@@ -55,6 +55,7 @@ BATCH_KEYS: dict[str, BatchKey] = {
     "data_source":            BatchKey("prompts",    None,    "",        "",                     "name of the data set, decides the scoring function"),
     "reward_model":           BatchKey("prompts",    None,    "",        "",                     "dict with ground_truth"),
     "extra_info":             BatchKey("prompts",    None,    "",        "",                     "dict handed to the scoring function as it is"),
+    "validation_set":         BatchKey("prompts",    None,    "",        "validation sets have names", "name of the row's validation set"),
     "sample_index":           BatchKey("rollout",    None,    "",        "",                     "number of the sample among the rollout.n of its prompt"),
     "prompts":                BatchKey("rollout",    "left",  PAD_TOKEN, "",                     "token ids of the prompt", _I),
     "responses":              BatchKey("rollout",    "right", PAD_TOKEN, "",                     "token ids after the prompt", _I),

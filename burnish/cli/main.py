@@ -18,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+data_app = typer.Typer(help="Make files of training data.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -27,6 +30,19 @@ def train(context: typer.Context) -> None:
     from burnish.trainer.main_ppo import main as train_main
 
     raise typer.Exit(train_main(context.args))
+
+
+@app.command(context_settings=ANYTHING)
+def check(context: typer.Context) -> None:
+    """Check a run before it costs anything: the same arguments as train, and --json, --device "H100 80GB"."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.check import run_check
+
+        return run_check(context.args)
+
+    raise typer.Exit(exit_status(run, when_stopped="Stopped before the check had ended."))
 
 
 @app.command()
@@ -137,6 +153,51 @@ def serve(
 
 
 @app.command()
+def score(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration, key=value, as for train.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="File, pattern or folder of responses; may be given several times. Rollout dumps, too."),
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Your reward function, my_reward.py:compute_score; else by data source.")
+    ] = None,
+    response_key: Annotated[str | None, typer.Option(help="Column of the responses, text or a list of texts.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="File of the scored rows; else beside the data, .scored.jsonl.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or hub name of a tokenizer; its special tokens are cut out of responses.")
+    ] = None,
+    pass_score: Annotated[
+        float, typer.Option(help="Least score of a response that counts as right, in pass@k and maj@k.")
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the table.")] = False,
+) -> None:
+    """Score responses that are stored in files; status 1 where the reward function failed on some."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.score import ScoreOptions, run_score
+        from burnish.utils.errors import ConfigError
+
+        if not data:
+            raise ConfigError("--data names the file of responses: burnish score --data responses.jsonl")
+        options = ScoreOptions(
+            data=data,
+            overrides=overrides or [],
+            reward=reward,
+            response_key=response_key,
+            out=out,
+            tokenizer=tokenizer,
+            pass_score=pass_score,
+        )
+        return run_score(options, as_json=as_json)
+
+    raise typer.Exit(exit_status(run, when_stopped="Stopped before the responses were scored."))
+
+
+@app.command()
 def doctor(
     needed: Annotated[
         list[str] | None, typer.Argument(help="Extras that must be installed too, as vllm, lora or serve.")
@@ -152,6 +213,45 @@ def doctor(
         return run_doctor(needed or [], as_json=as_json)
 
     raise typer.Exit(exit_status(run))
+
+
+@data_app.command(name="reasoning_gym")
+def reasoning_gym(
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task of reasoning-gym, as chain_sum; may be given several times.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=1, help="Rows of training, of each task.")] = 5000,
+    test_size: Annotated[int, typer.Option(min=1, help="Rows of testing, of each task.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the first row.")] = 0,
+    out: Annotated[str, typer.Option(help="Folder for train.parquet and test.parquet.")] = "~/data/reasoning_gym",
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of the task, as min_terms=3; several times.")
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="What is said behind each question, '' for nothing; else to answer in tags.")
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Name the tasks and end.")] = False,
+) -> None:
+    """Write questions of reasoning-gym, which its own verifiers score (the extra reasoning-gym)."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.data import list_tasks, run_reasoning_gym
+
+        if list_only:
+            console.print("\n".join(list_tasks()))
+            return 0
+        return run_reasoning_gym(
+            task or [],
+            size=size,
+            test_size=test_size,
+            seed=seed,
+            out=out,
+            parameters=parameters or [],
+            instruction=instruction,
+        )
+
+    raise typer.Exit(exit_status(run, when_stopped="Stopped before the files were written."))
 
 
 @app.command()

@@ -23,7 +23,7 @@ from burnish.config.algorithm import (
     RolloutCorrectionConfig,
 )
 from burnish.config.applied import needs_old_log_probs
-from burnish.config.build import to_dict, to_yaml
+from burnish.config.build import to_dict, to_shown_yaml, to_yaml
 from burnish.config.critic import CriticModelConfig, FSDPCriticConfig
 from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
 from burnish.config.paths import check_paths
@@ -89,6 +89,7 @@ __all__ = [
     "load_with_notices",
     "needs_old_log_probs",
     "to_dict",
+    "to_shown_yaml",
     "to_yaml",
 ]
 

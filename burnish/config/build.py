@@ -10,6 +10,7 @@ from burnish.config.settings import Settings
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import coerce, is_text, show
 from burnish.utils.errors import ConfigError
+from burnish.utils.secrets import redact, redact_text
 
 _CORRECTION = "algorithm.rollout_correction"
 # The key that says how many workers share the tokens of a sample, by the section whose samples are meant.
@@ -119,6 +120,13 @@ def to_yaml(config: Section) -> str:
     return yaml.safe_dump(_escaped(to_dict(config)), sort_keys=False, allow_unicode=True, width=1000)
 
 
+def to_shown_yaml(config: Section) -> str:
+    """`to_yaml` for files and screens: values under names of secrets are hidden."""
+    import yaml
+
+    return yaml.safe_dump(_escaped(redact(to_dict(config))), sort_keys=False, allow_unicode=True, width=1000)
+
+
 def _escaped(value: Any) -> Any:
     """Text that holds ``${`` is meant literally: references were resolved long before."""
     if isinstance(value, dict):
@@ -140,7 +148,7 @@ def shown(config: PPOTrainerConfig, key: str) -> str:
     """The key and its value as the user typed them, or what it follows or has by default."""
     if key in config.set_keys:
         return config.set_keys[key]
-    default = f"{key}={show(value_of(config, key))}"
+    default = redact_text(f"{key}={show(value_of(config, key))}")
     source = leaves()[key].follows
     while source is not None:
         if source in config.set_keys:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.algorithm_checks import check_algorithm
 from burnish.config.build import shown, value_of
+from burnish.config.reward_manager_checks import check_reward_manager
+from burnish.config.reward_model_checks import check_reward_model
 from burnish.config.rollout_checks import check_rollout_engine
 from burnish.config.settle import settle
 from burnish.config.trainer import PPOTrainerConfig
@@ -39,8 +41,10 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     check_rollout_engine(config)
     check_resume(config)
     check_custom_code(config)
+    check_reward_manager(config)
+    check_reward_model(config)
     if not config.data.train_files and not train_rows_given:
-        raise ConfigError(f"{shown(config, 'data.train_files')}: name at least one parquet or jsonl file to train on.")
+        raise ConfigError(f"{shown(config, 'data.train_files')}: name at least one file to train on.")
 
 
 def check_optimizers(config: PPOTrainerConfig) -> None:

@@ -19,10 +19,15 @@ class CustomClassConfig(Section):
 
 @dataclass(kw_only=True, slots=True)
 class SamplerConfig(Section):
-    """A sampler of your own (a curriculum, for instance)."""
+    """The order of the training rows."""
 
+    name: str = key("shuffle", choices=("shuffle", "curriculum"))
+    """shuffle: as `data.shuffle` says. curriculum: from easy to hard in every epoch, by `difficulty_key` or, without it, by
+    the scores that the policy reached so far."""
+    difficulty_key: str | None = key(None)
+    """Column, or entry of `extra_info`, with the difficulty of a row as a number, for the curriculum."""
     class_path: str | None = key(None)
-    """Python file that defines it."""
+    """Python file that defines a sampler class of your own, instead of `name`."""
     class_name: str | None = key(None)
     """Its name in that file."""
 
@@ -32,17 +37,26 @@ class DataConfig(Section):
     """Datasets."""
 
     train_files: list[str] = key(["~/data/rlhf/gsm8k/train.parquet"])
-    """Files to train on (parquet or jsonl)."""
-    val_files: list[str] = key(["~/data/rlhf/gsm8k/test.parquet"])
-    """Files to validate on; null: no validation."""
+    """What to train on: files (parquet, jsonl, json, csv; the last three also as .gz), patterns, folders, data sets of the
+    hub as `org/name:configuration:split`."""
+    val_files: list[str] | dict[str, Any] = key(["~/data/rlhf/gsm8k/test.parquet"])
+    """What to validate on, likewise; `{name: files}`: several sets, each with metrics of its own; null: no validation."""
     train_max_samples: int = key(-1, ge=-1)
     """Rows of the training data that are used; -1: all."""
     val_max_samples: int = key(-1, ge=-1)
-    """Rows of the validation data that are used; -1: all."""
+    """Rows of the validation data that are used, of each set where they have names; -1: all."""
     prompt_key: str = key("prompt")
     """Column with the prompt: messages, or a string."""
+    answer_key: str | None = key(None)
+    """Column with the right answer; null: `reward_model.ground_truth`, or the column `ground_truth`."""
+    system_prompt: str | None = key(None)
+    """System message that is put before prompts that have none; null: none."""
     reward_fn_key: str = key("data_source")
     """Column that chooses the reward function."""
+    default_data_source: str | None = key(None)
+    """What stands in for `reward_fn_key` in rows without it; null: "unknown"."""
+    tool_config_path: str | None = key(None)
+    """File (YAML or JSON) with the schemas of tools that the prompts show; a column `tools` goes before it."""
     max_prompt_length: int = key(512, ge=1)
     """Tokens of a prompt, at most."""
     max_response_length: int = key(512, ge=1)
@@ -60,9 +74,13 @@ class DataConfig(Section):
     dataloader_num_workers: int = key(0, ge=0)
     """Processes that read rows ahead; 0: the driver itself."""
     filter_overlong_prompts: bool = key(False)
-    """Leave out prompts longer than `max_prompt_length`, counted."""
+    """Leave out training prompts longer than `max_prompt_length`, counted; a validation prompt keeps its end instead."""
+    filter_overlong_prompts_workers: int = key(1, ge=1)
+    """Processes that render and measure the prompts of a large set (more than 20,000 rows)."""
     truncation: str = key("error", choices=("error", "left", "right", "middle", "drop"))
     """What happens to a prompt longer than `max_prompt_length`."""
+    cache_dir: str | None = key(None)
+    """Folder where rendered data sets are kept for the next run with the same files, tokenizer and keys; null: nowhere."""
     apply_chat_template_kwargs: dict[str, Any] = key({})
     """Further arguments of the chat template (`enable_thinking` and the like)."""
     custom_cls: CustomClassConfig = section(CustomClassConfig)

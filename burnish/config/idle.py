@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.applied import clip_loss
 from burnish.config.build import shown, value_of
+from burnish.config.reward_manager_checks import unused_of_reward_services
+from burnish.config.reward_model_checks import unused_of_reward_model
 from burnish.config.schema import leaves
 from burnish.config.settings import is_of_shipped_recipe
 from burnish.config.trainer import PPOTrainerConfig
@@ -106,6 +108,8 @@ SWITCHES = {
     f"{_OVERLONG}.penalty_factor": f"{_OVERLONG}.enable",
     f"{_OVERLONG}.log": f"{_OVERLONG}.enable",
     "reward.reward_kwargs.max_resp_len": f"{_OVERLONG}.enable",
+    "reward.sandbox_fusion.max_concurrent": "reward.sandbox_fusion.url",
+    "reward.sandbox_fusion.memory_limit_mb": "reward.sandbox_fusion.url",
 }
 # Keys of a sharded layout alone.
 SHARDED_KEYS = ("reshard_after_forward", "forward_prefetch", "defer_gradient_sync", "offload_policy")
@@ -148,13 +152,19 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield from _unused_of_rollout(config)
     for model in (_ACTOR, "critic"):
         yield from _unused_of_optimizer(config, f"{model}.optim")
-    own_manager = ":" in config.reward.reward_manager.name
+    manager = config.reward.reward_manager
+    own_manager = ":" in manager.name or manager.source == "importlib"
     for key, switch in SWITCHES.items():
         if not value_of(config, switch) and not (own_manager and key.startswith("reward.reward_kwargs.")):
             yield key, shown(config, switch)
     for model in (_MODEL, "critic.model"):
         yield from _unused_of_adapters(config, model)
     yield from _unused_of_layouts(config)
+    yield from _unused_of_samplers(config)
+    yield from _unused_of_reward_pool(config)
+    yield from _unused_of_sandbox(config)
+    yield from unused_of_reward_services(config)
+    yield from unused_of_reward_model(config)
     if value_of(config, f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
         yield f"{_ACTOR}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
 
@@ -220,6 +230,14 @@ def _unused_of_adapters(config: PPOTrainerConfig, model: str) -> Iterator[tuple[
                 )
 
 
+def _unused_of_samplers(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    sampler = config.data.sampler
+    if sampler.class_path is not None:
+        yield "data.sampler.name", shown(config, "data.sampler.class_path")
+    elif sampler.name != "curriculum":
+        yield "data.sampler.difficulty_key", "only data.sampler.name=curriculum reads it"
+
+
 def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     for name in TRAINED_KEYS:
         yield f"{_LAYOUTS['ref']}.{name}", "a reference is not trained"
@@ -244,3 +262,25 @@ def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
 def _is_default(config: PPOTrainerConfig, key: str) -> bool:
     leaf, value = leaves()[key], value_of(config, key)
     return value == (value_of(config, leaf.follows) if leaf.follows else leaf.default)
+
+
+def _unused_of_reward_pool(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """What bounds reward processes, where there are none."""
+    if config.reward.num_workers == 0:
+        for name in ("timeout", "memory_limit_mb"):
+            yield f"reward.{name}", shown(config, "reward.num_workers")
+    if config.reward.functions:
+        for name in ("name", "reward_kwargs"):
+            yield f"reward.custom_reward_function.{name}", shown(config, "reward.functions")
+
+
+def _unused_of_sandbox(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """The built-in functions alone run code; a server has limits of its own."""
+    for other in ("reward.custom_reward_function.path", "reward.functions", "reward.judge.url"):
+        if value_of(config, other):
+            for key in leaves():
+                if key.startswith(("reward.sandbox.", "reward.sandbox_fusion.")):
+                    yield key, f"{shown(config, other)}: only the built-in functions read it"
+    if config.reward.sandbox_fusion.url:
+        for name in ("memory_limit_mb", "max_processes", "disk_limit_mb", "allow_unsafe"):
+            yield f"reward.sandbox.{name}", shown(config, "reward.sandbox_fusion.url")

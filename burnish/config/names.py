@@ -104,8 +104,7 @@ KL_PENALTIES = (*_KL_BASES, *(f"{base}+" for base in _KL_BASES))
 ROLLOUTS = ("native", "vllm", "hf")
 PLANNED_ROLLOUTS = ("sglang", "trtllm")
 
-REWARD_MANAGERS = ("naive", "dapo")
-PLANNED_REWARD_MANAGERS = ("batch", "prime", "rate_limited", "remote")
+REWARD_MANAGERS = ("naive", "dapo", "prime", "batch", "rate_limited", "remote")
 
 LOGGERS = ("console", "file", "tensorboard", "wandb")
 PLANNED_LOGGERS = ("mlflow", "swanlab", "trackio", "vemlp_wandb", "clearml")

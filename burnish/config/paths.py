@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from burnish.config.build import shown, value_of
+from burnish.config.data_names import hub_name, is_pattern, matches, named_sets
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.utils.errors import ConfigError
 
@@ -26,20 +27,34 @@ def check_paths(config: PPOTrainerConfig) -> None:
         _check_adapters(config, model)
     _check_engine(config)
     for key in ("data.train_files", "data.val_files"):
-        advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
-        for file in value_of(config, key):
-            if "://" in file and config.data.custom_cls.path is None:
-                raise ConfigError(f"{shown(config, key)}: files are read from this machine's disk; fetch {file} first.")
-            if not _exists(file):
-                pattern = " Patterns are not expanded; name the files in a list." if set("*?[") & set(file) else ""
-                raise ConfigError(f"{shown(config, key)}: there is no file {file}{_where(file)}.{pattern}{advice}")
-    for key in ("reward.custom_reward_function.path", "data.custom_cls.path", "data.sampler.class_path"):
+        _check_data_files(config, key)
+    for key in (
+        "reward.custom_reward_function.path",
+        "data.custom_cls.path",
+        "data.sampler.class_path",
+        "data.tool_config_path",
+    ):
         file = value_of(config, key)
         if file is not None and not _exists(file):
             raise ConfigError(f"{shown(config, key)}: there is no such file{_where(file)}.")
     checkpoint = config.trainer.resume_from_path
     if checkpoint is not None and not _exists(checkpoint):
         raise ConfigError(f"{shown(config, 'trainer.resume_from_path')}: there is no such folder{_where(checkpoint)}.")
+
+
+def _check_data_files(config: PPOTrainerConfig, key: str) -> None:
+    """Every file, pattern and folder is there; names of the hub are left to who opens them."""
+    advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
+    for file in (file for files in named_sets(value_of(config, key)).values() for file in files):
+        if config.data.custom_cls.path is not None and "://" in file:
+            continue
+        if is_pattern(file):
+            if not matches(file):
+                raise ConfigError(f"{shown(config, key)}: no file matches {file}{_where(file)}.{advice}")
+        elif "://" in file and hub_name(file) is None:
+            raise ConfigError(f"{shown(config, key)}: files are read from this machine's disk; fetch {file} first.")
+        elif hub_name(file) is None and not _exists(file):
+            raise ConfigError(f"{shown(config, key)}: there is no file {file}{_where(file)}.{advice}")
 
 
 def _check_model(config: PPOTrainerConfig, key: str) -> None:

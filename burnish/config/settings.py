@@ -10,6 +10,7 @@ from burnish.config import rules
 from burnish.config.schema import Leaf, leaves, sections
 from burnish.config.values import likeness, show
 from burnish.utils.errors import ConfigError
+from burnish.utils.secrets import redact_text
 
 # Where users' own parts find keys of their own.
 _OWN_KEYS = (
@@ -41,8 +42,8 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """Key and value as typed, for messages."""
-        assignment = f"~{self.typed}" if self.delete else f"{self.typed}={self.text}"
+        """Key and value as typed, for messages; a secret is hidden."""
+        assignment = f"~{self.typed}" if self.delete else redact_text(f"{self.typed}={self.text}")
         return assignment + (f" (in {self.source})" if self.source else "")
 
 

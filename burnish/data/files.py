@@ -1,50 +1,123 @@
-"""Dataset files to rows. A format is one function here and one line in `READERS`.
+"""What `data.train_files` and `data.val_files` name -> sources of rows: files, patterns, folders, data sets of the hub.
 
-A row is a dict of JSON-like values. Rows of a file are counted from 0.
+Rows of a file are counted from 0.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from burnish.config.data_names import HubName, hub_name, is_pattern, matches
+from burnish.data import hub
+from burnish.data.problems import Place, RowError
+from burnish.data.readers import READERS, ReadRow, Row, drop_null_keys, format_of, read_file, replace_surrogates
 from burnish.utils.errors import DataError
 
-Row = dict[str, Any]
+__all__ = [
+    "READERS", "LocatedRow", "Row", "Source", "drop_null_keys", "read_rows", "read_source", "replace_surrogates",
+    "resolve_files", "sources_of",
+]  # fmt: skip
+
 LocatedRow = tuple[str, Row]
+Source = Path | HubName
+"""A file of `READERS`, a folder that ``datasets`` saved, or a data set of the hub."""
+
+_OTHER_SPLITS = {"train": ("test", "val", "valid", "validation", "dev", "eval"), "val": ("train",)}
 
 
 def resolve_files(files: str | Path | Sequence[str | Path], key: str = "data.train_files") -> list[Path]:
-    """The files that ``key`` names, ``~`` expanded.
+    """As `sources_of`, where only files of this machine will do.
 
     Raises:
-        DataError: none is named, one does not exist, or one is of a format that is not read.
+        DataError: as `sources_of`, or a data set of the hub or of the ``datasets`` library is named.
+    """
+    sources = sources_of(files, key)
+    for source in sources:
+        if isinstance(source, HubName) or source.is_dir():
+            raise DataError(f"{key}={source}: files are needed here; save the data set as parquet or jsonl.")
+    return [source for source in sources if isinstance(source, Path)]
+
+
+def sources_of(files: str | Path | Sequence[str | Path], key: str = "data.train_files") -> list[Source]:
+    """The sources that ``key`` names, in order, ``~`` expanded: patterns become the files that they match, and folders
+    the files in them, sorted by name.
+
+    Raises:
+        DataError: nothing is named, something does not exist, or is of a format that is not read.
     """
     named = [files] if isinstance(files, (str, Path)) else list(files)
     if not named:
         raise DataError(f"{key} names no file.")
-    resolved = []
-    for name in named:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            inside = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.suffix in READERS)[:5])
-            raise DataError(
-                f"{key}={name}: this is a folder; name its files ({inside or 'it holds none that is read'})."
-            )
-        if not path.is_file():
-            raise DataError(
-                f"{key}={name}: there is no such file (looked for {path.absolute()}). Files on this machine are read; "
-                f"a data set from a hub is saved as parquet or jsonl first."
-            )
-        if path.suffix.lower() not in READERS:
-            raise DataError(
-                f"{key}={name}: files whose names end in {', '.join(READERS)} are read, not {path.suffix!r}."
-            )
-        resolved.append(path)
-    return resolved
+    return [source for name in named for source in _sources_of(str(name), key)]
+
+
+def _sources_of(name: str, key: str) -> list[Source]:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return [path] if hub.is_saved(path) else _files_in(path, name, key)
+    if path.is_file():
+        return [_of_known_format(path, name, key)]
+    if is_pattern(name):
+        found = matches(name)
+        if not found:
+            raise DataError(f"{key}={name}: no file matches this pattern (looked in {path.parent.absolute()}).")
+        return [_of_known_format(file, name, key) for file in found]
+    on_hub = hub_name(name)
+    if on_hub is not None:
+        return [on_hub]
+    raise DataError(
+        f"{key}={name}: there is no such file (looked for {path.absolute()}). A file, a pattern, a folder or a data set of "
+        f"the hub is named here, the last one as org/name, org/name:configuration or org/name:configuration:split."
+    )
+
+
+def _of_known_format(path: Path, name: str, key: str) -> Path:
+    if format_of(path) is None:
+        which = "" if str(path) == name else f" ({path})"
+        raise DataError(
+            f"{key}={name}{which}: files whose names end in {', '.join(READERS)} are read, not {path.suffix!r}."
+        )
+    return path
+
+
+def _files_in(folder: Path, name: str, key: str) -> list[Source]:
+    """The data files right in a folder. Those of training and of testing are not taken for one set."""
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.startswith((".", "_")) and format_of(path) is not None
+    ]
+    if not files:
+        raise DataError(
+            f"{key}={name}: this folder holds no file whose name ends in {', '.join(READERS)}. Files of folders in it are "
+            f"named by a pattern, as {folder}/**/*.parquet."
+        )
+    split = "train" if "train" in key.rpartition(".")[2] else "val"
+    words = {path: set(path.name.lower().replace("-", ".").replace("_", ".").split(".")) for path in files}
+    others = [path for path in files if words[path] & set(_OTHER_SPLITS[split])]
+    if others and len(others) < len(files):
+        own = next(path for path in files if path not in others)
+        raise DataError(
+            f"{key}={name}: this folder holds {own.name} and {others[0].name}, which look like data of training and of "
+            f"testing. Name the files, or a pattern such as {folder}/{own.name.split('.')[0].split('-')[0]}*."
+        )
+    return list(files)
+
+
+def read_source(source: Source, split: str = "train") -> Iterator[ReadRow]:
+    """The rows of a source with JSON's types in their cells, each with its place; lazily.
+
+    A row that cannot be read comes as the `RowError` that says why.
+
+    Args:
+        split: "train" or "val", for data sets that have several and name none.
+
+    Raises:
+        DataError: the source cannot be read, from some row on.
+    """
+    if isinstance(source, HubName) or source.is_dir():
+        return hub.read_dataset(source, split)
+    return read_file(source)
 
 
 def read_rows(path: Path) -> list[LocatedRow]:
@@ -53,74 +126,12 @@ def read_rows(path: Path) -> list[LocatedRow]:
     Raises:
         DataError: the file is not of the format that its name says, or a row of it is no object.
     """
-    return list(READERS[path.suffix.lower()](path))
+    return [(str(place), row) for place, row in sound(read_source(path))]
 
 
-def _read_jsonl(path: Path) -> Iterator[LocatedRow]:
-    """One JSON object a line; a byte-order mark, blank lines and Windows line ends do no harm."""
-    number = 0
-    with path.open("rb") as file:
-        for line_number, line in enumerate(file, start=1):
-            try:
-                # A line separator inside a string (U+2028 and its like) is no line end: the file is split on newlines
-                # only.
-                text = line.decode("utf-8-sig" if line_number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}, line {line_number}: this is not UTF-8: {error}.") from error
-            if not text:
-                continue
-            location = f"{path}, row {number} (line {line_number})"
-            number += 1
-            yield location, _parse_json_row(text, location)
-
-
-def _parse_json_row(text: str, location: str) -> Row:
-    try:
-        row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{location}: this is not JSON: {error}. A jsonl file holds one object a line.") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{location}: this is {type(row).__name__}, not an object with named columns.")
-    return replace_surrogates(row) if "\\ud" in text.lower() else row
-
-
-def _read_parquet(path: Path) -> Iterator[LocatedRow]:
-    """Rows of a parquet file, without the null keys that the format adds to objects (see `drop_null_keys`)."""
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise DataError(f"{path}: this parquet file cannot be read: {error}") from error
-    names = [name for name in table.column_names if not name.startswith("__index_level_")]
-    number = 0
-    for batch in table.select(names).to_batches(max_chunksize=1024):
-        for row in batch.to_pylist(maps_as_pydicts="lossy"):
-            yield f"{path}, row {number}", {name: drop_null_keys(value) for name, value in row.items()}
-            number += 1
-
-
-READERS: dict[str, Callable[[Path], Iterator[LocatedRow]]] = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
-
-
-def drop_null_keys(value: Any) -> Any:
-    """``value`` without the keys of nested objects that are null.
-
-    A parquet column of objects has one struct type, the union of the keys of all rows, so a row comes back with null
-    under every key that only other rows have. A null that somebody wrote on purpose cannot be told from one of those
-    and goes too; who needs it writes jsonl, or the column as a JSON string.
-    """
-    if isinstance(value, dict):
-        return {key: drop_null_keys(entry) for key, entry in value.items() if entry is not None}
-    if isinstance(value, list):
-        return [drop_null_keys(entry) for entry in value]
-    return value
-
-
-def replace_surrogates(value: Any) -> Any:
-    """``value`` with lone halves of surrogate pairs replaced by U+FFFD: they cannot be encoded as UTF-8."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {replace_surrogates(key): replace_surrogates(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [replace_surrogates(entry) for entry in value]
-    return value
+def sound(rows: Iterator[ReadRow]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The rows; the first that cannot be read is raised."""
+    for place, row in rows:
+        if isinstance(row, RowError):
+            raise row
+        yield place, row

@@ -1,7 +1,8 @@
 """The prompts of a training or validation set, read, checked and rendered before anything else starts."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,25 +12,34 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config.data import DataConfig
-from burnish.data.files import LocatedRow, read_rows, replace_surrogates, resolve_files
-from burnish.data.rows import read_columns, to_plain
-from burnish.render import normalize_messages, render, template_markers, truncate
+from burnish.config.data_names import named_sets
+from burnish.data import cache
+from burnish.data.files import Source, read_source, sources_of
+from burnish.data.prepare import PreparedRow, RowPreparer, length_policy, prepare_rows
+from burnish.data.problems import Place, RowError
+from burnish.data.readers import ReadRow, clean_row, replace_surrogates
+from burnish.data.tools import load_tools
+from burnish.render import render
 from burnish.utils.errors import ConfigError, DataError
 from burnish.utils.extern import load_class
 
 logger = logging.getLogger(__name__)
 
+Split = Literal["train", "val"]
+Files = str | Path | Sequence[str | Path]
+
 
 class RLHFDataset(Dataset[dict[str, Any]]):
-    """Rows of parquet or jsonl files, with their prompts as ids.
+    """Rows of files (see `burnish.data.files`), with their prompts as ids.
 
     Every row is checked and rendered at construction, so that a bad one is an error within seconds that names its file
     and row.
 
     A row is a dict: ``input_ids`` (int64 tensor [prompt], not padded), ``raw_prompt`` (list of messages; a string where
     the tokenizer has no chat template), ``index`` (the row's number among all rows read; filtering does not change it),
-    ``data_source``, ``reward_model`` (with ``ground_truth``), ``extra_info`` and the file's other columns (see
-    `burnish.data.rows.read_columns`).
+    ``data_source``, ``reward_model`` (with ``ground_truth``), ``extra_info``, the files' other columns (see
+    `burnish.data.rows.read_columns`; None where a row's file has no such column), and ``validation_set`` where the files
+    have names.
 
     Attributes:
         num_rows: rows read (after ``max_samples``).
@@ -37,12 +47,13 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         num_truncated: rows whose prompt was shortened.
 
     Args:
-        data_files: a path or several.
+        data_files: what ``data.train_files`` may be: one name or several; or such a thing for each name of a set.
         tokenizer: renders the prompts.
         config: the ``data`` section.
-        max_samples: read at most the first so many rows; -1: all.
+        max_samples: read at most the first so many rows (of each set that has a name); -1: all.
         processor: accepted for dataset classes written for multimodal models; must be None here.
-        key: the configuration key that named the files, for messages.
+        key: the configuration key that named the files, for messages; ``data.val_files``: no row is left out, however long
+            its prompt (see `burnish.data.prepare.length_policy`).
 
     Raises:
         DataError: a file, a row or a prompt cannot be used, or no row is left.
@@ -50,7 +61,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
 
     def __init__(
         self,
-        data_files: str | Path | Sequence[str | Path],
+        data_files: Files | Mapping[str, Files],
         tokenizer: PreTrainedTokenizerBase,
         config: DataConfig,
         max_samples: int = -1,
@@ -60,9 +71,15 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     ) -> None:
         if processor is not None:
             raise ConfigError("Processors of multimodal models do not exist yet: RLHFDataset takes text prompts only.")
-        files = resolve_files(data_files, key)
-        rows = (row for file in files for row in read_rows(file))
-        self._load(rows, f"{key}={', '.join(map(str, files))}", tokenizer, config, max_samples)
+        split: Split = "val" if key == "data.val_files" else "train"
+        sets = data_files if isinstance(data_files, Mapping) else {None: data_files}
+        if not sets:
+            raise DataError(f"{key} names no file.")
+        self._start(tokenizer, config, split)
+        for name, files in sets.items():
+            named = key if name is None else f"{key}.{name}"
+            self._add_all(self._prepared(sources_of(files, named), split, max_samples), name)
+        self._finish(f"{key}={data_files}" if len(str(data_files)) < 300 else key)
 
     @classmethod
     def from_rows(
@@ -73,109 +90,151 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         max_samples: int = -1,
         *,
         name: str = "dataset",
+        split: Split = "train",
     ) -> "RLHFDataset":
         """The dataset of rows in memory; ``name`` stands for the file in messages. NumPy values become Python's."""
         dataset = cls.__new__(cls)
-        located = ((f"{name}, row {i}", replace_surrogates(to_plain(dict(row)))) for i, row in enumerate(rows))
-        dataset._load(located, name, tokenizer, config, max_samples)
+        dataset._start(tokenizer, config, split)
+        located = first_rows(rows_in_memory(rows, name), max_samples)
+        dataset._add_all(prepare_rows(located, dataset._preparer, config.filter_overlong_prompts_workers), None)
+        dataset._finish(name)
         return dataset
 
-    def _load(
-        self,
-        rows: Iterable[LocatedRow],
-        origin: str,
-        tokenizer: PreTrainedTokenizerBase,
-        config: DataConfig,
-        max_samples: int,
-    ) -> None:
+    def _start(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, split: Split) -> None:
         self.tokenizer = tokenizer
         self.config = config
         self.num_rows = self.num_filtered = self.num_truncated = 0
+        self._num_templated = 0
         self._columns: list[dict[str, Any]] = []
         self._prompts: list[np.ndarray] = []
-        self._locations: list[str] = []
-        markers = template_markers(tokenizer)
-        num_templated = 0
-        for location, row in rows:
-            if 0 <= max_samples <= self.num_rows:
-                break
-            num_templated += self._add_row(location, row, markers)
-            self.num_rows += 1
-        self._report(origin, num_templated, markers)
+        self._places: list[Place] = []
+        self._absent: dict[str, None] = {}
+        self._preparer = preparer_of(config, tokenizer, split)
 
-    def _add_row(self, location: str, row: dict[str, Any], markers: Sequence[str]) -> bool:
-        """Adds a row unless its prompt is too long; says whether the prompt was a text that was templated before."""
+    def _prepared(self, sources: list[Source], split: Split, max_samples: int) -> Iterable[PreparedRow | RowError]:
+        """The rows of the sources, from the cache where it has them."""
         config = self.config
-        columns = read_columns(row, location, prompt_key=config.prompt_key, source_key=config.reward_fn_key)
-        prompt = columns["raw_prompt"]
-        policy = "drop" if config.filter_overlong_prompts else config.truncation
-        try:
-            if self.tokenizer.chat_template:
-                columns["raw_prompt"] = normalize_messages(prompt)
-            ids = render(prompt, self.tokenizer, chat_template_kwargs=config.apply_chat_template_kwargs)
-            kept = truncate(ids, config.max_prompt_length, policy)
-        except DataError as error:
-            raise DataError(f"{location}: {error}") from error
-        if kept is None:
-            self.num_filtered += 1
-            return False
-        self.num_truncated += len(kept) < len(ids)
-        columns["index"] = self.num_rows
-        self._columns.append(columns)
-        self._prompts.append(np.asarray(kept, dtype=np.int32))
-        self._locations.append(location)
-        return isinstance(prompt, str) and any(marker in prompt for marker in markers)
+        file = None
+        if config.cache_dir is not None:
+            file = cache.cache_file(config.cache_dir, sources, self._preparer, split=split, max_samples=max_samples)
+            kept = cache.load(file)
+            if kept is not None:
+                return kept
+        rows = first_rows((row for source in sources for row in read_source(source, split)), max_samples)
+        prepared = prepare_rows(rows, self._preparer, config.filter_overlong_prompts_workers)
+        if file is None:
+            return prepared
+        all_rows = [_sound(row) for row in prepared]
+        cache.save(file, all_rows)
+        return all_rows
 
-    def _report(self, origin: str, num_templated: int, markers: Sequence[str]) -> None:
-        """Raises if nothing is left; logs what was changed."""
-        limit = self.config.max_prompt_length
+    def _add_all(self, rows: Iterable[PreparedRow | RowError], set_name: str | None) -> None:
+        for row in map(_sound, rows):
+            number = self.num_rows
+            self.num_rows += 1
+            if row.ids is None:
+                self.num_filtered += 1
+                continue
+            self.num_truncated += len(row.ids) < row.length
+            self._num_templated += row.was_templated
+            columns = {**row.columns, "index": number}
+            if set_name is not None:
+                columns["validation_set"] = set_name
+            self._columns.append(columns)
+            self._prompts.append(row.ids)
+            self._places.append(row.place)
+
+    def _finish(self, origin: str) -> None:
+        """Raises if nothing is left; logs what was changed; finds the columns that only some rows have."""
+        limit, policy = self.config.max_prompt_length, self._preparer.policy
         if not self._prompts:
             raise DataError(
                 f"{origin}: no row to train on: {self.num_rows} rows were read and {self.num_filtered} left out "
                 f"because their prompts are longer than data.max_prompt_length={limit} tokens."
             )
+        self._absent = dict.fromkeys(name for columns in self._columns for name in columns)
         if self.num_filtered:
             logger.warning(
                 "%s: %d of %d rows were left out: their prompts are longer than data.max_prompt_length=%d tokens.",
                 *(origin, self.num_filtered, self.num_rows, limit),
             )
         if self.num_truncated:
+            asked = f"data.truncation={policy}"
+            if policy != self.config.truncation or self.config.filter_overlong_prompts:
+                asked = f"{policy}, since nothing is left out of the validation data"
             logger.warning(
-                "%s: %d of %d prompts were cut to data.max_prompt_length=%d tokens (data.truncation=%s).",
-                *(origin, self.num_truncated, self.num_rows, limit, self.config.truncation),
+                "%s: %d of %d prompts were cut to data.max_prompt_length=%d tokens (%s).",
+                *(origin, self.num_truncated, self.num_rows, limit, asked),
             )
-        if num_templated:
+        if self._num_templated:
             logger.warning(
                 "%s: %d prompts are texts that hold the chat template's own tokens (%s): they were templated before, "
                 "and the template was applied to them again, as to any text. Give messages, or texts without the "
                 "template.",
-                *(origin, num_templated, " ".join(markers)),
+                *(origin, self._num_templated, " ".join(self._preparer.markers)),
             )
+        self._warn_of_hidden_tools(origin)
+
+    def _warn_of_hidden_tools(self, origin: str) -> None:
+        """A template without a place for tools shows none, and no row would ever say so."""
+        of_rows: Any = next((row["tools"] for row in self._columns if row.get("tools")), None)
+        tools = self._preparer.tools or of_rows
+        if not tools or not self.tokenizer.chat_template:
+            return
+        kwargs = self.config.apply_chat_template_kwargs
+        prompt = self._columns[0]["raw_prompt"]
+        with_tools = render(prompt, self.tokenizer, tools=tools, chat_template_kwargs=kwargs)
+        if with_tools == render(prompt, self.tokenizer, chat_template_kwargs=kwargs):
+            logger.warning("%s: the rows have tools, and the chat template shows none of them to the model.", origin)
 
     def location(self, position: int) -> str:
         """Where row ``position`` of the dataset comes from, in words: "train.parquet, row 3"."""
-        return self._locations[position]
+        return str(self._places[position])
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         ids = torch.from_numpy(self._prompts[position].astype(np.int64))
-        return {**self._columns[position], "input_ids": ids}
+        return {**self._absent, **self._columns[position], "input_ids": ids}
+
+
+def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[ReadRow]:
+    """Rows as a reader gives them, with JSON's types in their cells."""
+    for number, row in enumerate(rows):
+        place = Place(name, number)
+        cleaned = clean_row(dict(row), place)
+        yield place, cleaned if isinstance(cleaned, RowError) else replace_surrogates(cleaned)
+
+
+def preparer_of(config: DataConfig, tokenizer: PreTrainedTokenizerBase, split: Split) -> RowPreparer:
+    """What prepares the rows of a split."""
+    return RowPreparer(tokenizer, config, load_tools(config.tool_config_path), length_policy(config, split))
+
+
+def first_rows(rows: Iterator[ReadRow], number: int) -> Iterator[ReadRow]:
+    """The first ``number`` rows, and no more is read; all where it is negative."""
+    return islice(rows, number) if number >= 0 else rows
+
+
+def _sound(row: PreparedRow | RowError) -> PreparedRow:
+    if isinstance(row, RowError):
+        raise row
+    return row
 
 
 def create_rl_dataset(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    split: Literal["train", "val"] = "train",
+    split: Split = "train",
     rows: Iterable[Mapping[str, Any]] | None = None,
 ) -> Dataset[dict[str, Any]] | None:
     """The training or validation set: of ``rows`` if given, else of ``data.train_files`` or ``data.val_files``.
 
     Files are read by `RLHFDataset`, or by the class that ``data.custom_cls`` names. It is called with the keywords
     ``data_files, tokenizer, config, max_samples, processor``; it must be a ``torch.utils.data.Dataset`` whose rows have
-    ``input_ids`` and ``index``.
+    ``input_ids`` and ``index``. A method ``on_batch_end(batch)`` of it is called with every step's batch.
 
     Returns:
         None for a validation set of no files.
@@ -184,20 +243,27 @@ def create_rl_dataset(
         ConfigError: ``data.custom_cls`` names no such class.
         DataError: as `RLHFDataset`, or the custom dataset is empty.
     """
-    files = config.train_files if split == "train" else config.val_files
+    files: Any = config.train_files if split == "train" else config.val_files
     max_samples = config.train_max_samples if split == "train" else config.val_max_samples
     key = f"data.{split}_files"
     if rows is not None:
-        return RLHFDataset.from_rows(rows, tokenizer, config, max_samples, name=f"{split}_dataset")
+        return RLHFDataset.from_rows(rows, tokenizer, config, max_samples, name=f"{split}_dataset", split=split)
     if not files and split == "val":
         return None
     custom = config.custom_cls
     if custom.path is None:
-        return RLHFDataset(files or [], tokenizer, config, max_samples, key=key)
+        by_name = {name: names for name, names in named_sets(files).items() if name is not None}
+        return RLHFDataset(by_name or files or [], tokenizer, config, max_samples, key=key)
     cls = load_class(
         custom.path, custom.name, Dataset, path_key="data.custom_cls.path", name_key="data.custom_cls.name"
     )
-    dataset = cls(data_files=files, tokenizer=tokenizer, config=config, max_samples=max_samples, processor=None)
+    # A class of the user's own that is a subclass of ours learns from the key that nothing is to be left out.
+    ours = (
+        {"key": key}
+        if isinstance(cls, type) and issubclass(cls, RLHFDataset) and cls.__init__ is RLHFDataset.__init__
+        else {}
+    )
+    dataset = cls(data_files=files, tokenizer=tokenizer, config=config, max_samples=max_samples, processor=None, **ours)
     if len(dataset) == 0:
         raise DataError(f"{key}={files}: {custom.name} of data.custom_cls has no row.")
     return dataset

@@ -1,13 +1,13 @@
 """One row of a file to one row of the dataset: columns found, checked and named as the batch names them."""
 
-import json
+import ast
+import re
 from typing import Any
 
-import numpy as np
-
-from burnish.data.files import Row
+from burnish.config.data import DataConfig
+from burnish.data.problems import RowError, describe
+from burnish.data.readers import Row, parse_json
 from burnish.protocol import BATCH_KEYS
-from burnish.utils.errors import DataError
 
 UNKNOWN_SOURCE = "unknown"
 
@@ -15,84 +15,161 @@ UNKNOWN_SOURCE = "unknown"
 _MEANT = frozenset({"data_source", "reward_model", "extra_info"})
 _RESERVED = (frozenset(BATCH_KEYS) | {"index"}) - _MEANT
 _LIKELY_PROMPTS = ("question", "problem", "messages", "instruction", "input", "query", "text", "prompt")
+_LIKELY_ANSWERS = ("answer", "ground_truth", "solution", "target", "final_answer", "label", "output")
+_PROMPT = "a text, or a list of messages with 'role' and 'content'"
+# A list of messages as JSON or as Python prints it, which a text that is meant as a text does not begin like.
+_LIKE_MESSAGES = re.compile(r"\s*(\[\s*)?\{\s*['\"](role|content)['\"]\s*:")
 
 
-def read_columns(row: Row, location: str, *, prompt_key: str, source_key: str) -> dict[str, Any]:
+def read_columns(row: Row, config: DataConfig) -> dict[str, Any]:
     """The columns of a row: ``raw_prompt``, ``data_source``, ``reward_model`` (with ``ground_truth``), ``extra_info``,
     and the rest.
 
-    - ``reward_model`` and ``extra_info`` are objects or JSON strings of objects; absent, they are empty. A column
-      ``ground_truth`` stands in for ``reward_model.ground_truth``.
-    - ``data_source`` is "unknown" where it is absent, null or empty.
+    - The prompt is the column that ``data.prompt_key`` names: a text, a list of messages, or a text that is a list of
+      messages in JSON. ``data.system_prompt`` goes before messages that have none.
+    - The ground truth is ``reward_model.ground_truth``, else the column ``ground_truth``; with ``data.answer_key`` it is
+      that column, whatever else there is.
+    - ``reward_model`` and ``extra_info`` are objects or JSON strings of objects; absent, they are empty.
+    - ``data_source`` is the column of ``data.reward_fn_key``, else ``data.default_data_source``, else "unknown".
+    - ``tools`` is a list of JSON schemas or a JSON string of one.
     - A column named like a key of the batch ("uid", "responses", ...) is kept as ``row/<name>``.
 
-    Args:
-        location: the row's place in words, for messages.
-        prompt_key: the column of the prompt (``data.prompt_key``).
-        source_key: the column that names the reward function (``data.reward_fn_key``).
-
     Raises:
-        DataError: a column is missing or of the wrong type; names the place, the column and the way out.
+        RowError: a column is missing or of the wrong type; names the column and the way out.
     """
-    columns = {f"row/{name}" if name in _RESERVED else name: value for name, value in row.items() if name != prompt_key}
-    columns["raw_prompt"] = _read_prompt(row, location, prompt_key)
-    columns["data_source"] = _read_source(row, location, source_key)
-    reward_model = _read_object(row, location, "reward_model")
-    if "ground_truth" not in reward_model:
+    taken = {config.prompt_key, config.answer_key}
+    columns = {f"row/{name}" if name in _RESERVED else name: row[name] for name in row if name not in taken}
+    columns["raw_prompt"] = _with_system(_read_prompt(row, config), config.system_prompt)
+    columns["data_source"] = _read_source(row, config)
+    reward_model = _read_object(row, "reward_model")
+    if config.answer_key is not None:
+        reward_model["ground_truth"] = _read_answer(row, config.answer_key)
+    elif "ground_truth" not in reward_model:
         reward_model["ground_truth"] = columns.pop("ground_truth", None)
     columns["reward_model"] = reward_model
-    columns["extra_info"] = _read_object(row, location, "extra_info")
+    columns["extra_info"] = _read_object(row, "extra_info")
+    if row.get("tools") is not None:
+        columns["tools"] = _read_tools(row["tools"])
     return columns
 
 
-def to_plain(value: Any) -> Any:
-    """``value`` with NumPy arrays as lists and NumPy scalars as Python's, at any depth (rows that come from memory)."""
-    if isinstance(value, np.ndarray):
-        return to_plain(value.tolist())
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: to_plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [to_plain(entry) for entry in value]
-    return value
-
-
-def _read_prompt(row: Row, location: str, prompt_key: str) -> str | list[Any]:
-    if prompt_key not in row:
+def _read_prompt(row: Row, config: DataConfig) -> str | list[Any]:
+    key = config.prompt_key
+    if key not in row:
         likely = next((name for name in _LIKELY_PROMPTS if name in row), "<column>")
-        raise DataError(
-            f"{location}: there is no column {prompt_key!r}, which data.prompt_key names. Columns present: "
-            f"{', '.join(row) or 'none'}. Set data.prompt_key to the one that holds the prompt "
-            f"(data.prompt_key={likely})."
+        answers = [name for name in _LIKELY_ANSWERS if name in row]
+        answer = f" data.answer_key={answers[0]}" if answers and "reward_model" not in row else ""
+        raise RowError(
+            f"there is no column {key!r}, which data.prompt_key names. Columns present: {', '.join(row) or 'none'}. Set "
+            f"data.prompt_key to the one that holds the prompt (data.prompt_key={likely}{answer}).",
+            column=key,
+            seen=f"columns {', '.join(row) or 'none'}",
+            expected=_PROMPT,
         )
-    prompt = row[prompt_key]
-    if not isinstance(prompt, (str, list)):
-        raise DataError(
-            f"{location}: column {prompt_key!r} is {type(prompt).__name__} ({prompt!r:.80}); a prompt is a text or a "
-            f"list of messages with 'role' and 'content'."
+    prompt = row[key]
+    if isinstance(prompt, dict):
+        prompt = [prompt] if "role" in prompt and "content" in prompt else prompt
+    if isinstance(prompt, str) and _LIKE_MESSAGES.match(prompt):
+        prompt = _parse_messages(prompt, key)
+    if not isinstance(prompt, str | list):
+        raise RowError(
+            f"column {key!r} is {describe(prompt)}; a prompt is a text or a list of messages with 'role' and 'content'.",
+            column=key,
+            seen=describe(prompt),
+            expected=_PROMPT,
         )
     return prompt
 
 
-def _read_source(row: Row, location: str, source_key: str) -> str:
-    source = row.get(source_key)
+def _parse_messages(text: str, key: str) -> Any:
+    """Messages that were stored as text, in JSON or as Python prints them (tables are written so)."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        try:
+            value = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as error:
+            raise RowError(
+                f"column {key!r} is a text that begins like a list of messages ({text[:60]!r}) and is no valid JSON. It is "
+                f"not trained on as a text: store the messages as a list, or as valid JSON.",
+                column=key,
+                seen=f"text ({text[:60]!r})",
+                expected=_PROMPT,
+            ) from error
+    return [value] if isinstance(value, dict) else value
+
+
+def _with_system(prompt: str | list[Any], system: str | None) -> str | list[Any]:
+    if system is None:
+        return prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if messages and isinstance(messages[0], dict) and messages[0].get("role") in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _read_source(row: Row, config: DataConfig) -> str:
+    key = config.reward_fn_key
+    source = row.get(key)
     if source is None or source == "":
-        return UNKNOWN_SOURCE
+        return config.default_data_source or UNKNOWN_SOURCE
     if not isinstance(source, str):
-        raise DataError(f"{location}: column {source_key!r} is {type(source).__name__} ({source!r:.80}), not a text.")
+        raise RowError(
+            f"column {key!r} is {describe(source)}, not a text.", column=key, seen=describe(source), expected="a text"
+        )
     return source
 
 
-def _read_object(row: Row, location: str, name: str) -> dict[str, Any]:
-    value = row.get(name)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{location}: column {name!r} is a text that is not JSON: {error}.") from error
+def _read_answer(row: Row, key: str) -> Any:
+    if key in row:
+        return row[key]
+    likely = next((name for name in _LIKELY_ANSWERS if name in row), "<column>")
+    raise RowError(
+        f"there is no column {key!r}, which data.answer_key names. Columns present: {', '.join(row) or 'none'}. Set "
+        f"data.answer_key to the one that holds the right answer (data.answer_key={likely}), or leave it out where the "
+        f"answer is in reward_model.ground_truth.",
+        column=key,
+        seen=f"columns {', '.join(row) or 'none'}",
+        expected="the right answer, of any type",
+    )
+
+
+def _read_object(row: Row, name: str) -> dict[str, Any]:
+    value = _from_text(row.get(name), name)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise DataError(f"{location}: column {name!r} is {type(value).__name__} ({value!r:.80}), not an object.")
+        raise RowError(
+            f"column {name!r} is {describe(value)}, not an object.",
+            column=name,
+            seen=describe(value),
+            expected="an object, or a JSON string of one",
+        )
     return dict(value)
+
+
+def _read_tools(value: Any) -> list[dict[str, Any]]:
+    tools = _from_text(value, "tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowError(
+            f"column 'tools' is {describe(tools)}, not a list of JSON schemas of functions.",
+            column="tools",
+            seen=describe(tools),
+            expected="a list of JSON schemas, or a JSON string of one",
+        )
+    return tools
+
+
+def _from_text(value: Any, name: str) -> Any:
+    """The value of a JSON string; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError as error:
+        raise RowError(
+            f"column {name!r} is a text that is not JSON: {error}.",
+            column=name,
+            seen=f"text ({value[:60]!r})",
+            expected="an object or a list, or its JSON string",
+        ) from error

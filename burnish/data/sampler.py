@@ -1,5 +1,6 @@
 """The order of the rows."""
 
+import logging
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch.utils.data import Sampler
 from burnish.config.data import DataConfig
 from burnish.utils.errors import DataError
 from burnish.utils.extern import load_class
+
+logger = logging.getLogger(__name__)
 
 
 class EpochSampler(Sampler[int]):
@@ -40,6 +43,10 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return _EpochIterator(self)
 
+    def identity(self) -> dict[str, Any]:
+        """What a place in the order means something with."""
+        return {"num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}
+
     def __len__(self) -> int:
         return self.num_rows
 
@@ -70,13 +77,9 @@ class _EpochIterator(Iterator[int]):
         self._finished = True
         self._sampler.epoch = self._epoch + 1
 
-    def _identity(self) -> dict[str, Any]:
-        sampler = self._sampler
-        return {"num_rows": sampler.num_rows, "shuffle": sampler.shuffle, "seed": sampler.seed}
-
     def state_dict(self) -> dict[str, Any]:
         place = {"epoch": self._epoch, "position": self._position, "finished": self._finished}
-        return {**self._identity(), **place}
+        return {**self._sampler.identity(), **place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on at the saved place.
@@ -85,12 +88,14 @@ class _EpochIterator(Iterator[int]):
             DataError: the state belongs to another order of rows: to go on would skip some and repeat others.
         """
         changed = [
-            f"{name} {state[name]} -> {value}" for name, value in self._identity().items() if state[name] != value
+            f"{name} {state.get(name)} -> {value}"
+            for name, value in self._sampler.identity().items()
+            if state.get(name) != value
         ]
         if changed:
             raise DataError(
                 f"The data changed since the checkpoint was saved ({', '.join(changed)}), so its place in them means "
-                f"nothing now. Restore the data and data.seed, or start a new run (trainer.resume_mode=disable)."
+                f"nothing now. Restore the data, data.seed and data.sampler, or start a new run (trainer.resume_mode=disable)."
             )
         self._start(state["epoch"], state["position"])
         if state["finished"]:
@@ -98,14 +103,20 @@ class _EpochIterator(Iterator[int]):
 
 
 def create_rl_sampler(config: DataConfig, dataset: Sized) -> Sampler[int]:
-    """The sampler of the training set: an `EpochSampler`, or the class that ``data.sampler`` names.
+    """The sampler of the training set: what ``data.sampler.name`` says, or the class that ``data.sampler.class_path`` names.
 
-    A custom class is called with ``data_source=dataset, data_config=config``.
+    A custom class is called with ``data_source=dataset, data_config=config``. Where it has a method ``update(batch)``, that is
+    called with every batch of scored responses. One without ``state_dict`` and ``load_state_dict`` (its own or its
+    iterator's) is told of in a warning: a resumed run cannot go on where it was.
 
     Raises:
         ConfigError: ``data.sampler`` names no sampler class.
     """
     custom = config.sampler
+    if custom.class_path is None and custom.name == "curriculum":
+        from burnish.data.curriculum import CurriculumSampler
+
+        return CurriculumSampler(data_source=dataset, data_config=config)
     if custom.class_path is None:
         return EpochSampler(dataset, shuffle=config.shuffle, seed=0 if config.seed is None else config.seed)
     cls = load_class(
@@ -115,4 +126,22 @@ def create_rl_sampler(config: DataConfig, dataset: Sized) -> Sampler[int]:
         path_key="data.sampler.class_path",
         name_key="data.sampler.class_name",
     )
-    return cls(data_source=dataset, data_config=config)
+    sampler = cls(data_source=dataset, data_config=config)
+    if not keeps_its_place(sampler):
+        logger.warning(
+            "data.sampler.class_name=%s: neither the sampler nor its iterator has state_dict and load_state_dict, so a run "
+            "that is resumed skips as many rows as were drawn and trusts that the order is the same.",
+            custom.class_name,
+        )
+    return sampler
+
+
+def takes_feedback(sampler: Any) -> bool:
+    """Whether a sampler wants the scores: it has a method ``update(batch)``."""
+    return callable(getattr(sampler, "update", None))
+
+
+def keeps_its_place(sampler: Any) -> bool:
+    """Whether the sampler, or its iterator, can save its place."""
+    parts = [sampler] if hasattr(sampler, "state_dict") else [iter(sampler)]
+    return all(hasattr(part, "state_dict") and hasattr(part, "load_state_dict") for part in parts)

@@ -198,6 +198,11 @@ def _load_adapters(layout: Layout, path: Path) -> None:
     layout.publish_masters()
 
 
+def has_value_head(path: str) -> bool:
+    """Whether the folder ``path`` holds a value head beside its model."""
+    return (Path(path).expanduser() / VALUE_HEAD_FILE).exists()
+
+
 def load_value_head(module: ValueModule, path: str) -> None:
     """Takes the value head from the folder ``path`` where it has one; else the head stays at zero."""
     file = Path(path) / VALUE_HEAD_FILE

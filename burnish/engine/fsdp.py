@@ -19,27 +19,29 @@ from burnish.engine.compute_dtype import resolve_dtype
 from burnish.engine.keys import Keys
 from burnish.engine.layout import Layout, Module, Replicated, Sharded
 from burnish.engine.loading import build_from_rank_zero, on_rank_zero
-from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory, head_bytes, total_memory
+from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory, total_memory
 from burnish.engine.mesh import make_mesh
 from burnish.engine.offload import can_offload
 from burnish.engine.optimizer import MasterOptimizer
+from burnish.engine.prepare import prepare_module
 from burnish.engine.residence import Residence
 from burnish.engine.rows import Rows
+from burnish.engine.state_bytes import Head, defers_sync, head_bytes, optimizer_bytes, update_bytes
 from burnish.engine.weights_out import BUCKET_BYTES, named_weights
 from burnish.model import lora
 from burnish.model.activations import ActivationOffload
 from burnish.model.flops import FlopsCounter
-from burnish.model.fused_adapters import fuse_adapters
-from burnish.model.fused_layers import fuse_where_it_pays, fused_blocks
+from burnish.model.fused_layers import fused_blocks
 from burnish.model.load import (
     backbone_skeleton,
     causal_lm_skeleton,
     load_backbone,
     load_causal_lm,
+    load_classifier,
     load_config,
 )
 from burnish.model.packing import Packed
-from burnish.model.policy import PolicyModule, ValueModule, set_dtype
+from burnish.model.policy import PolicyModule, ValueModule, classifier_module
 from burnish.model.sequence_parallel import check_can_share
 from burnish.protocol import DataProto
 from burnish.utils.errors import CheckpointError, ConfigError, ModelError
@@ -56,11 +58,6 @@ def _import_external(name: str) -> None:
         raise ConfigError(f"model.external_lib={name}: this module cannot be imported: {error}.") from error
 
 
-def _is_trained_beside_base(name: str) -> bool:
-    """Whether a parameter is trained where the base is frozen: an adapter's, or the value head's, which no base has."""
-    return lora.is_adapter_name(name) or name.startswith("value_head.")
-
-
 class FSDPEngine:
     """Trains or reads one model, replicated or sharded; see `burnish.engine.base.BaseEngine` for what each method means.
 
@@ -71,7 +68,8 @@ class FSDPEngine:
         model_config: which model, and whether activations are recomputed in the backward.
         engine_config: layout and compute dtype.
         optim_config: the optimizer and its schedule; None for a model that is only read.
-        module: "policy" gives ``log_probs``, ``entropy``, ``sum_pi_squared``, ``top1_log_probs``; "value" gives ``values``.
+        module: "policy" gives ``log_probs``, ``entropy``, ``sum_pi_squared``, ``top1_log_probs``; "value" gives ``values``;
+            "reward" as well, by the head of a sequence classifier.
         device: where this rank computes.
         total_training_steps: trainer steps of the run, for the learning-rate schedule.
         model: a model from `burnish.model.load` to take over instead of loading ``model_config.path``.
@@ -84,7 +82,7 @@ class FSDPEngine:
         engine_config: FSDPEngineConfig,
         optim_config: FSDPOptimizerConfig | None,
         *,
-        module: Literal["policy", "value"] = "policy",
+        module: Literal["policy", "value", "reward"] = "policy",
         device: torch.device | str = "cpu",
         total_training_steps: int = 1,
         model: PreTrainedModel | None = None,
@@ -110,14 +108,9 @@ class FSDPEngine:
         self._load_dtype = master_dtype if trained and not self.has_adapters else dtype
         whole, from_rank_zero = self._build_everywhere(model_config.path, model)
         check_can_share(whole.model.config, self.sp_size)
-        if self.has_adapters:
-            lora.add_adapters(whole.model, model_config, base_path=model_config.path)
-        for name, parameter in whole.named_parameters():
-            parameter.requires_grad_(trained and (not self.has_adapters or _is_trained_beside_base(name)))
-        set_dtype(whole, master_dtype, trained=True)
-        fuse_where_it_pays(whole.model, self.device, dtype)
-        if self.has_adapters:
-            fuse_adapters(whole.model)
+        prepare_module(
+            whole, model_config, trained=trained, has_adapters=self.has_adapters, dtype=dtype, device=self.device
+        )
         self._keys = Keys.of(module, trained=trained)
         self._transfers = Transfers(self.device)
         self._planner = self._make_planner(whole, dtype, trained)
@@ -177,10 +170,10 @@ class FSDPEngine:
 
     def _defers_sync(self, whole: Module) -> bool:
         """Whether gradients are reduced once per update: where nobody says, if whole ones take little of the memory."""
+        num_trained = sum(parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
+        takes_little = defers_sync(self.engine_config, num_trained, total_memory(self.device, ranks.world_size()))
         if self.engine_config.defer_gradient_sync != "auto":
-            return bool(self.engine_config.defer_gradient_sync)
-        gradients = sum(4 * parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
-        takes_little = gradients <= total_memory(self.device, ranks.world_size()) // 10
+            return takes_little
         # Devices may differ in size, and ranks that reduce at different times wait for each other for ever.
         (num_ranks,) = ranks.all_reduce_numbers([float(takes_little)], "sum", self.device)
         return num_ranks == ranks.world_size()
@@ -200,6 +193,8 @@ class FSDPEngine:
         """The module at ``path``, or around ``model``, whole on the CPU in the master dtype."""
         if self.kind == "policy":
             return PolicyModule(load_causal_lm(str(path), self._load_dtype, **self._how) if model is None else model)
+        if self.kind == "reward" and model is None and not checkpoint.has_value_head(str(path)):
+            return classifier_module(load_classifier(str(path), self._load_dtype, **self._how))
         value = ValueModule(load_backbone(str(path), self._load_dtype, **self._how) if model is None else model)
         if path is not None:
             checkpoint.load_value_head(value, path)
@@ -514,16 +509,21 @@ class FSDPEngine:
 
     def _fixed_bytes(self, num_tokens: int) -> int:
         """Memory that an update still takes beside activations: gradients, moments, the head, gathered weights."""
-        layout, optimizer = self._layout, self._optimizer
-        needed = layout.missing_grad_bytes + layout.passing_bytes
+        layout, optimizer, moments, head = self._layout, self._optimizer, 0, 0
         if optimizer is not None and not self.engine_config.optimizer_offload:
-            # Before the first step there are none; two for each master is what AdamW keeps.
             masters = layout.masters()
+            # Before the first step there are none.
             if not any(optimizer.state_tensors(name) for name in masters):
-                needed += sum(2 * master.nbytes for master in masters.values())
+                moments = sum(optimizer_bytes(optimizer.config, m.numel(), m.itemsize) for m in masters.values())
         if isinstance(self.module, PolicyModule):
-            needed += head_bytes(num_tokens, self.module.model.get_output_embeddings().weight)
-        return needed
+            weight = self.module.model.get_output_embeddings().weight
+            head = head_bytes(num_tokens, Head.of(weight), on_gpu=self.device.type == "cuda")
+        return update_bytes(
+            missing_gradients=layout.missing_grad_bytes,
+            passing=layout.passing_bytes,
+            missing_moments=moments,
+            head=head,
+        )
 
     @staticmethod
     def _tensor(batch: DataProto, *names: str) -> Tensor:

@@ -28,7 +28,18 @@ class Keys:
 
     @classmethod
     def of(cls, kind: str, *, trained: bool) -> "Keys":
-        """Those of a "policy" or a "value" function, which is trained or only read."""
+        """Those of a "policy", a "value" function or a "reward" model, which is trained or only read."""
+        if kind == "reward":
+            section = "reward.reward_model"
+            return cls(
+                model_section=f"{section}.model",
+                fsdp_section=f"{section}.model.fsdp_config",
+                update=section,
+                inference=section,
+                update_stage="the update of the reward model",
+                infer_stage="the pass of the reward model",
+                step_stage="the optimizer step of the reward model",
+            )
         if kind == "value":
             return cls(
                 model_section="critic.model",
@@ -60,6 +71,10 @@ class Keys:
     def micro_batch(self, *, update: bool, by_rows: bool) -> MicroBatch:
         """An empty micro-batch with the keys that cut it."""
         prefix = self.update if update else self.inference
+        if prefix == "reward.reward_model":
+            # As they have always been called.
+            size, tokens = f"{prefix}.micro_batch_size_per_gpu", f"{prefix}.forward_max_token_len_per_gpu"
+            return MicroBatch(size_key=size, tokens_key=tokens, by_rows=by_rows)
         return MicroBatch(
             size_key=f"{prefix}_micro_batch_size_per_gpu",
             tokens_key=f"{prefix}_max_token_len_per_gpu",

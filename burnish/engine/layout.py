@@ -20,15 +20,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from burnish.engine import ranks
 from burnish.engine.loading import from_rank_zero, receive_buffers, receive_parameters
+from burnish.engine.state_bytes import num_parameters, passing_bytes
+from burnish.engine.state_bytes import units as fsdp_units
 from burnish.model.lora import hf_name
 from burnish.model.policy import PolicyModule, ValueModule, set_dtype, transformer_blocks
 from burnish.model.projections import pack_projections
 from burnish.utils.errors import ConfigError
 
 Module = PolicyModule | ValueModule
-
-# Blocks share a unit of FSDP2 up to so many parameters: 256 MB in bf16, which NVLink gathers in about a millisecond.
-_UNIT_PARAMETERS = 128_000_000
 
 
 class Replicated:
@@ -230,7 +229,7 @@ class Sharded:
         set_dtype(module, dtype, trained=False)
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_cpu else OffloadPolicy()
         how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
-        units = _units(transformer_blocks(module.model))
+        units = fsdp_units(transformer_blocks(module.model))
         for unit in units:
             if from_rank_zero:
                 for block in unit:
@@ -283,11 +282,10 @@ class Sharded:
 
     def _passing_bytes(self, units: list[list[nn.Module]]) -> int:
         """Memory of what is whole for a while: the root's weights, those of two units, and one unit's gradients."""
-        sizes = [sum(_num_parameters(block) for block in unit) for unit in units]
+        sizes = [sum(num_parameters(block) for block in unit) for unit in units]
         root = sum(parameter.numel() for parameter in self.module.parameters()) - sum(sizes)
         trained = any(parameter.requires_grad for parameter in self.module.parameters())
-        gradients = max(*sizes, root) * (self.dtype.itemsize + 4) if trained else 0
-        return (root + 2 * max(sizes)) * self.dtype.itemsize + gradients
+        return passing_bytes(sizes, root, self.dtype, is_trained=trained)
 
     def step_masters(self) -> dict[str, Tensor]:
         """None: the masters are the weights, which forward and backward read too."""
@@ -354,24 +352,6 @@ class Sharded:
 
 
 Layout = Replicated | Sharded
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _units(blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """Blocks that are gathered and reduced together, in their order.
-
-    Each unit costs the host a few milliseconds in every pass, however small it is, so blocks of small models share one.
-    """
-    units: list[list[nn.Module]] = []
-    for block in blocks:
-        if units and sum(map(_num_parameters, units[-1])) + _num_parameters(block) <= _UNIT_PARAMETERS:
-            units[-1].append(block)
-        else:
-            units.append([block])
-    return units
 
 
 def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from burnish.model.activations import ActivationOffload, BlockActivations
 from burnish.model.fused_layers import fused_blocks, recompute_mlp
-from burnish.model.head_chunks import even_chunk
 from burnish.model.policy import PolicyModule, ValueModule, backbone_of, transformer_blocks
 from burnish.utils import env
 
@@ -200,18 +199,6 @@ def activation_bytes(
     start = inputs + kept + cost.block
     again = inputs + 2 * cost.block if num_recomputed else 0.0
     return int(num_tokens * (cost.outside + max(start, again)))
-
-
-def head_bytes(num_tokens: int, weight: Tensor) -> int:
-    """What forward and backward of a head over ``num_tokens`` states take at once beside what they are given, at most.
-
-    The float32 logits of a chunk, over which their gradient is written (on a CPU without compiled kernels beside them), and
-    the gradient of the weight in float32 and in its own dtype.
-    """
-    rows = min(num_tokens, even_chunk(num_tokens, weight.shape[0], weight))
-    per_logit = 4 if weight.device.type == "cuda" else 12
-    gradient = weight.numel() * (4 + weight.element_size()) if weight.requires_grad else 0
-    return rows * weight.shape[0] * per_logit + gradient
 
 
 def free_memory(device: torch.device, sharing: int = 1) -> int:

@@ -14,17 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-# Dense peak of the matrix units in bfloat16, operations per second (vendors' data sheets), by the first part of the device's name
-# that is found in it.
-_PEAK_BF16 = {
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "B200": 2250e12,
-}
+from burnish.utils.device_table import find_device
+
 # The side of the square matrices whose product measures a device: long enough to reach its pace, short enough not to be felt.
 _MEASURED_SIDE = {"cpu": 1024, "cuda": 8192}
 # The keys under which families say how many experts a token goes through.
@@ -45,10 +36,9 @@ _INPUT_PROJECTIONS = {
 def device_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second that ``device`` can do in ``dtype``: its data sheet's, or else `measured_peak_flops`."""
     if device.type == "cuda" and dtype is torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        for part, peak in _PEAK_BF16.items():
-            if part in name:
-                return peak
+        known = find_device(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known.bf16_flops
     return measured_peak_flops(device, dtype, torch.get_num_threads() if device.type == "cpu" else 0)
 
 

@@ -86,7 +86,12 @@ class Chunks:
 
 def even_chunk(num_tokens: int, vocab: int, hidden: Tensor) -> int:
     """Rows of a chunk, whole tiles, such that the last chunk is no small rest."""
-    size = ON_GPU if hidden.is_cuda else ON_CPU if hidden.dtype.itemsize >= 4 else ON_CPU_IN_HALF
+    return chunk_rows(num_tokens, vocab, on_gpu=hidden.is_cuda, itemsize=hidden.dtype.itemsize)
+
+
+def chunk_rows(num_tokens: int, vocab: int, *, on_gpu: bool, itemsize: int) -> int:
+    """`even_chunk` of states with ``itemsize`` bytes an entry that are not there yet."""
+    size = ON_GPU if on_gpu else ON_CPU if itemsize >= 4 else ON_CPU_IN_HALF
     largest = max(size.least, size.elements // vocab // size.tile * size.tile)
     num_chunks = max(1, -(-num_tokens // largest))
     return -(-num_tokens // (num_chunks * size.tile)) * size.tile

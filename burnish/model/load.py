@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -93,6 +94,28 @@ def load_backbone(
 ) -> PreTrainedModel:
     """As `load_causal_lm`, without the language-model head; a folder saved with one is fine."""
     return _load(AutoModel, path, dtype, trust_remote_code, override_config, True)
+
+
+def load_classifier(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """The sequence classifier with one label at ``path``, on the CPU, its backbone attending through
+    `burnish.model.attention`.
+
+    Raises:
+        ModelError: nothing loadable at ``path``, more labels than one, or a backbone that cannot use our attention.
+    """
+    config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
+    if config.num_labels != 1:
+        raise ModelError(
+            f"The model at {path!r} has {config.num_labels} labels; a reward model has one score (num_labels=1 in its "
+            f"config.json). A causal language model is none: it can be a judge, behind reward.judge.url."
+        )
+    return _load(AutoModelForSequenceClassification, path, dtype, trust_remote_code, override_config, True)
 
 
 def causal_lm_skeleton(
@@ -243,7 +266,8 @@ def _errors_only() -> Iterator[None]:
 def _prepare(model: PreTrainedModel, attn: bool) -> PreTrainedModel:
     _switch_off_dropout(model)
     if attn:
-        check_model(model)
+        # Of a classifier the backbone is called, and its head by us.
+        check_model(cast(PreTrainedModel, model.base_model) if hasattr(model, "score") else model)
     return model
 
 

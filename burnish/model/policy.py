@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,27 @@ class ValueModule(nn.Module):
         """``values`` as [batch, response] float32, zero outside the labels; the temperature does not matter."""
         hidden = packed.label_states(_hidden_states(self.model, packed))
         return {"values": unpack_response(value_head(hidden, self.value_head.weight, self.value_head.bias), packed)}
+
+
+def classifier_module(model: PreTrainedModel) -> ValueModule:
+    """The backbone of a sequence classifier with one label, and its head as the value head: the value after a token is the
+    score of the text that ends there.
+
+    Raises:
+        ModelError: its head is no linear layer.
+    """
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise ModelError(
+            f"{type(model).__name__} cannot be a reward model: its head is {type(head).__name__}, where one linear layer with "
+            f"one output, called score, is expected."
+        )
+    module = ValueModule(cast(PreTrainedModel, model.base_model))
+    with torch.no_grad():
+        module.value_head.weight.copy_(head.weight)
+        if head.bias is not None:
+            module.value_head.bias.copy_(head.bias)
+    return module
 
 
 def backbone_of(model: PreTrainedModel) -> nn.Module:

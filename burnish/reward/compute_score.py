@@ -1,22 +1,42 @@
 """Which function scores a response: by data source, or the user's own."""
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from burnish.config.reward import RewardConfig
-from burnish.reward.functions import arithmetic, gsm8k
+from burnish.reward.travel import FileFunction
 from burnish.utils.errors import ConfigError, RewardError
 from burnish.utils.extern import load_attribute
 
 ScoreFunction = Callable[..., Any]
 
-# Data source -> function(solution_str, ground_truth). A function for another kind of answer gets its line here.
-SCORE_FUNCTIONS: dict[str, ScoreFunction] = {
-    "openai/gsm8k": gsm8k.compute_score,
-    "burnish/arithmetic": arithmetic.compute_score,
+SCORE_FUNCTIONS: dict[str, str] = {
+    "openai/gsm8k": "gsm8k",
+    "burnish/arithmetic": "arithmetic",
+    "lighteval/MATH": "hendrycks_math",
+    "DigitalLearningGmbH/MATH-lighteval": "hendrycks_math",
+    "HuggingFaceH4/MATH-500": "hendrycks_math",
+    "hendrycks/competition_math": "hendrycks_math",
+    "numina_*": "hendrycks_math",
+    "math": "dapo_math",
+    "math_dapo*": "dapo_math",
+    "aime*": "dapo_math",
+    "multiple_choice*": "choice",
+    "countdown*": "countdown",
+    "searchR1_*": "search_qa",
+    "reasoning_gym/*": "reasoning_gym",
+    "codecontests": "code",
+    "apps": "code",
+    "codeforces": "code",
+    "taco": "code",
 }
+"""Data source -> the file of `burnish.reward.functions` whose ``compute_score`` scores it. A name that ends in * stands
+for all that begin so."""
+# Data sources of verl's that need what there is not.
+_UNSUPPORTED = {"hiyouga/geometry3k": "its questions are pictures, which burnish does not read"}
 
 
 class Rows(Protocol):
@@ -28,16 +48,59 @@ class Rows(Protocol):
 
 
 def default_compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    sandbox: Any = None,
 ) -> float | dict[str, Any]:
     """The score of a response by the built-in function of its data source.
+
+    Args:
+        sandbox: settings of the sandbox, for the functions that run code.
 
     Raises:
         RewardError: no function for ``data_source``, or a ground truth that it cannot use.
     """
-    if data_source not in SCORE_FUNCTIONS:
-        raise RewardError(_unknown_source(data_source))
-    return SCORE_FUNCTIONS[data_source](solution_str, ground_truth)
+    function = score_function(data_source)
+    if _takes_sandbox(function):
+        return function(solution_str, ground_truth, extra_info, sandbox=sandbox)
+    return function(solution_str, ground_truth, extra_info)
+
+
+@functools.lru_cache(maxsize=1024)
+def score_function(data_source: str) -> ScoreFunction:
+    """The built-in function of a data source, ``function(solution_str, ground_truth, extra_info)``: that of its very
+    name, else that of the longest beginning.
+
+    Raises:
+        RewardError: there is none; names those that are known.
+    """
+    name = SCORE_FUNCTIONS.get(data_source)
+    if name is None:
+        beginnings = [key for key in SCORE_FUNCTIONS if key.endswith("*") and data_source.startswith(key[:-1])]
+        if not beginnings:
+            raise RewardError(_unknown_source(data_source))
+        name = SCORE_FUNCTIONS[max(beginnings, key=len)]
+    # Loaded when asked for: a process that scores sums needs no computer algebra.
+    return importlib.import_module(f"burnish.reward.functions.{name}").compute_score
+
+
+@functools.cache
+def _takes_sandbox(function: ScoreFunction) -> bool:
+    return "sandbox" in inspect.signature(function).parameters
+
+
+def reference_solution(data_source: str, ground_truth: Any, extra_info: dict[str, Any] | None = None) -> str | None:
+    """A response that the built-in function of ``data_source`` gives its full score, written from the ground truth;
+    None where that cannot be done (the tests of a program do not tell the program).
+
+    Raises:
+        RewardError: no function for ``data_source``, or a ground truth that it cannot use.
+    """
+    write = getattr(score_function(data_source), "reference_solution", None)
+    return None if write is None else write(ground_truth, extra_info)
 
 
 def check_data_sources(dataset: Rows, reward_fn: Any = default_compute_score) -> None:
@@ -48,21 +111,32 @@ def check_data_sources(dataset: Rows, reward_fn: Any = default_compute_score) ->
     Raises:
         RewardError: names the row (its file and number where the dataset has a ``location`` method) and what is known.
     """
-    if getattr(reward_fn, "compute_score", reward_fn) is not default_compute_score:
+    function = getattr(reward_fn, "compute_score", reward_fn)
+    while isinstance(function, functools.partial):
+        function = function.func
+    if function is not default_compute_score:
         return
     location = getattr(dataset, "location", lambda position: f"row {position} of the dataset")
     for position in range(len(dataset)):
         row = dataset[position]
         try:
             default_compute_score(
-                row.get("data_source") or "unknown", "", (row.get("reward_model") or {}).get("ground_truth")
+                row.get("data_source") or "unknown",
+                "",
+                (row.get("reward_model") or {}).get("ground_truth"),
+                row.get("extra_info"),
             )
         except RewardError as error:
             raise RewardError(f"{location(position)}: {error}") from error
 
 
-def get_custom_reward_fn(config: RewardConfig) -> ScoreFunction | None:
+def get_custom_reward_fn(
+    config: RewardConfig, check: Callable[[ScoreFunction, str, Mapping[str, Any]], None] | None = None
+) -> ScoreFunction | None:
     """The function that ``reward.custom_reward_function`` names, its ``reward_kwargs`` bound; None if it names none.
+
+    Args:
+        check: raises where the manager in use cannot call it; None: `check_score_function`.
 
     Raises:
         ConfigError: the file or the function is not there, or it cannot be called as reward functions are.
@@ -75,15 +149,16 @@ def get_custom_reward_fn(config: RewardConfig) -> ScoreFunction | None:
             )
         return None
     key = "reward.custom_reward_function"
-    function = load_attribute(custom.path, custom.name, key=f"{key}.path")
-    if inspect.isclass(function):
-        function = _instance(function, f"{key}.name={custom.name}")
-    check_score_function(function, f"{key}.name={custom.name}", custom.reward_kwargs)
-    return functools.partial(function, **custom.reward_kwargs) if custom.reward_kwargs else function
+    of_file = FileFunction(custom.path, custom.name, custom.reward_kwargs, key=f"{key}.path")
+    found = load_attribute(custom.path, custom.name, key=f"{key}.path")
+    if inspect.isclass(found):
+        _check_constructor(found, f"{key}.name={custom.name}")
+    (check or check_score_function)(of_file.function, f"{key}.name={custom.name}", custom.reward_kwargs)
+    return of_file
 
 
-def _instance(cls: type, name: str) -> Any:
-    """A class with ``__call__`` is made once, without arguments."""
+def _check_constructor(cls: type, name: str) -> None:
+    """A class with ``__call__`` is made once in each process, without arguments."""
     try:
         inspect.signature(cls).bind()
     except TypeError as error:
@@ -91,7 +166,6 @@ def _instance(cls: type, name: str) -> Any:
             f"{name}: this class is made without arguments, but its constructor is {inspect.signature(cls)}: {error}. "
             f"Give them defaults; reward_kwargs go to each call."
         ) from error
-    return cls()
 
 
 def check_score_function(
@@ -120,8 +194,12 @@ def check_score_function(
 
 
 def _unknown_source(data_source: str) -> str:
+    if data_source in _UNSUPPORTED:
+        what = f"The data source {data_source!r} has no built-in reward function: {_UNSUPPORTED[data_source]}."
+    else:
+        what = f"There is no built-in reward function for the data source {data_source!r} (column data.reward_fn_key)."
     return (
-        f"There is no built-in reward function for the data source {data_source!r} (column data.reward_fn_key). Known: "
-        f"{', '.join(sorted(SCORE_FUNCTIONS))}. Use your own: reward.custom_reward_function.path=my_reward.py with a "
-        f"function compute_score(data_source, solution_str, ground_truth, extra_info), or reward_fn= in burnish.train."
+        f"{what} Known: {', '.join(sorted(SCORE_FUNCTIONS))}. Use your own: "
+        f"reward.custom_reward_function.path=my_reward.py with a function compute_score(data_source, solution_str, "
+        f"ground_truth, extra_info), or reward_fn= in burnish.train."
     )

@@ -7,7 +7,7 @@ import torch
 
 from burnish.config.reward import RewardKwargsConfig
 from burnish.core_algos.reward_shaping import overlong_penalty
-from burnish.reward.result import Score
+from burnish.reward.score import Score
 from burnish.utils.errors import ConfigError
 
 
@@ -49,5 +49,5 @@ def punish_overlong(scores: Sequence[Score], lengths: torch.Tensor, config: Rewa
             shaped.append(score)
             continue
         told = {"overlong_reward": penalty, "overlong": penalty < 0} if buffer.log else {}
-        shaped.append(replace(score, value=score.value + penalty, extras=score.extras | told))
+        shaped.append(replace(score.plus(penalty), extras=score.extras | told))
     return shaped

@@ -9,7 +9,15 @@ _GIB = 2**30
 # What several calls, one after the other, have in common is the largest of theirs; of everything else it is the sum.
 _PEAKS = ("max_running", "cache_bytes")
 # Ranks work at the same time, and the slowest decides; of everything else, peaks included, theirs add up.
-_CLOCKS = ("num_steps", "seconds", "prefill_seconds", "decode_seconds", "weight_copy_seconds", "weight_check_seconds")
+_CLOCKS = (
+    "num_steps",
+    "seconds",
+    "prefill_seconds",
+    "decode_seconds",
+    "weight_copy_seconds",
+    "weight_check_seconds",
+    "reward_wait_seconds",
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,6 +50,8 @@ class RolloutStats:
     """What was copied."""
     weight_check_seconds: float = 0.0
     """For comparing the copy with what was sent."""
+    reward_wait_seconds: float = 0.0
+    """After the last response for rewards that were not there yet; 0 where they are computed elsewhere."""
 
     def __add__(self, other: RolloutStats) -> RolloutStats:
         """Both, one after the other: counts and seconds add up, peaks are the larger."""
@@ -77,6 +87,8 @@ class RolloutStats:
             }
         if self.seconds > 0:
             metrics["response_tokens_per_s"] = self.num_response_tokens / self.seconds
+        if self.reward_wait_seconds:
+            metrics["reward_wait_seconds"] = self.reward_wait_seconds
         if self.weight_copy_bytes:
             metrics["weight_copy_seconds"] = self.weight_copy_seconds
             metrics["weight_copy_gib"] = self.weight_copy_bytes / _GIB

@@ -22,6 +22,7 @@ from typing import Any
 from burnish.utils import env
 from burnish.utils.console import error_console
 from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
+from burnish.utils.secrets import HidingFormatter, redact_text
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -72,7 +73,7 @@ def _answer(error: BurnishError) -> int:
 
 def _say(error: BaseException) -> None:
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == BurnishError.__module__)
-    error_console.print(f"{kind.__name__}: {error}", soft_wrap=True)
+    error_console.print(f"{kind.__name__}: {redact_text(str(error))}", soft_wrap=True)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -90,7 +91,7 @@ def _log_to_stderr() -> None:
         burnish_logger.setLevel(logging.INFO)
     if not burnish_logger.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(HidingFormatter("%(message)s"))
         burnish_logger.addHandler(handler)
 
 

@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_yaml
+from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_shown_yaml
 from burnish.config.checks import check_layout, check_sequence_parallel
 from burnish.config.cli import parse_train_args
 from burnish.config.idle import idle_notices
+from burnish.config.reward_model_checks import has_reward_pool
 from burnish.config.rollout_checks import check_engine_workers
 from burnish.config.usage import track, unread
 from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
 from burnish.utils import env
 from burnish.utils.console import console
-from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError
+from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError, RolloutError
+from burnish.utils.secrets import redact
 
 if TYPE_CHECKING:
     from burnish.config import CriticModelConfig, HFModelConfig
@@ -93,7 +95,8 @@ def resolve_machine(config: PPOTrainerConfig) -> None:
     if trainer.controller == "local" and not one_process:
         raise ConfigError(
             f"trainer.controller=local runs one process, but nnodes={trainer.nnodes} x n_gpus_per_node="
-            f"{trainer.n_gpus_per_node} (and the critic's pool, if any) ask for more. Set trainer.controller=ray."
+            f"{trainer.n_gpus_per_node} (and pools of the critic and the reward model, if any) ask for more. Set "
+            f"trainer.controller=ray."
         )
     check_layout(config)
     check_sequence_parallel(config)
@@ -104,6 +107,10 @@ def resolve_machine(config: PPOTrainerConfig) -> None:
 
 
 def _has_pool_of_its_own(config: PPOTrainerConfig) -> bool:
+    return has_reward_pool(config) or _has_critic_pool(config)
+
+
+def _has_critic_pool(config: PPOTrainerConfig) -> bool:
     return config.critic is not None and config.critic.nnodes > 0 and config.critic.n_gpus_per_node > 0
 
 
@@ -137,7 +144,33 @@ class TaskRunner:
 
         if need_critic(config):
             self.role_worker_mapping[Role.Critic] = CriticWorker
-            self.mapping[Role.Critic] = "critic_pool" if _has_pool_of_its_own(config) else "global_pool"
+            self.mapping[Role.Critic] = "critic_pool" if _has_critic_pool(config) else "global_pool"
+
+    def add_reward_model_worker(self, config: PPOTrainerConfig) -> None:
+        """Registers the reward model, beside the policy or in a pool of its own, when there is one."""
+        from burnish.trainer.ppo.roles import Role, need_reward_model
+        from burnish.workers import RewardModelWorker
+
+        if need_reward_model(config):
+            self.role_worker_mapping[Role.RewardModel] = RewardModelWorker
+            self.mapping[Role.RewardModel] = "reward_pool" if has_reward_pool(config) else "global_pool"
+
+    def load_reward(self, config: PPOTrainerConfig, tokenizer: Any, function: Callable[..., Any] | None) -> Any:
+        """What scores responses: the reward manager, the reward model's scores, or both."""
+        from burnish.reward import load_reward_manager
+        from burnish.trainer.ppo.model_rewards import ModelRewards
+
+        model = config.reward.reward_model
+        if not model.enable:
+            return load_reward_manager(config.reward, tokenizer, compute_score=function)
+        if function is not None and model.function_weight == 0:
+            raise ConfigError(
+                "A reward_fn was given beside reward.reward_model.enable=true, whose score is the score, so the function would "
+                "never be called. Set reward.reward_model.function_weight=1.0 to add its score, or leave it out."
+            )
+        weighs = model.function_weight != 0
+        manager = load_reward_manager(config.reward, tokenizer, compute_score=function) if weighs else None
+        return ModelRewards(config.reward, manager)
 
     def init_resource_pool_mgr(self, config: PPOTrainerConfig) -> Any:
         """Which pool has how many processes on how many nodes."""
@@ -145,6 +178,8 @@ class TaskRunner:
         spec = {"global_pool": [int(trainer.n_gpus_per_node)] * trainer.nnodes}
         if "critic_pool" in self.mapping.values():
             spec["critic_pool"] = [int(config.critic.n_gpus_per_node)] * config.critic.nnodes
+        if "reward_pool" in self.mapping.values():
+            spec["reward_pool"] = [config.reward.reward_model.n_gpus_per_node] * config.reward.reward_model.nnodes
         if trainer.controller == "local":
             from burnish.single_controller import LocalResourcePoolManager
 
@@ -162,8 +197,9 @@ class TaskRunner:
     def build_trainer(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
         """Data, reward and roles -> a trainer whose workers are not started yet."""
         from burnish.data import create_rl_dataset
-        from burnish.render import check_template, load_tokenizer
-        from burnish.reward import check_data_sources, load_reward_manager
+        from burnish.render import load_tokenizer
+        from burnish.reward import check_data_sources
+        from burnish.trainer.preflight import Findings, check_tokenizer
 
         model = config.actor_rollout_ref.model
         tokenizer = load_tokenizer(
@@ -171,11 +207,12 @@ class TaskRunner:
             trust_remote_code=model.trust_remote_code,
             chat_template=model.custom_chat_template,
         )
-        for problem in check_template(tokenizer, config.data.apply_chat_template_kwargs).problems:
-            logger.warning("The chat template of %s: %s", model.tokenizer_path or model.path, problem)
+        found = Findings()
+        check_tokenizer(config, tokenizer, found)
+        found.log(logger)
         train_dataset: Any = create_rl_dataset(config.data, tokenizer, split="train", rows=parts.train_rows)
         val_dataset: Any = create_rl_dataset(config.data, tokenizer, split="val", rows=parts.val_rows)
-        reward_fn = load_reward_manager(config.reward, tokenizer, compute_score=parts.reward_fn)
+        reward_fn = self.load_reward(config, tokenizer, parts.reward_fn)
         for dataset in (train_dataset, val_dataset):
             if dataset is not None:
                 try:
@@ -187,6 +224,7 @@ class TaskRunner:
         self.add_actor_rollout_worker(config)
         self.add_ref_policy_worker(config)
         self.add_critic_worker(config)
+        self.add_reward_model_worker(config)
         return self.trainer_class()(
             config=config,
             tokenizer=tokenizer,
@@ -210,6 +248,7 @@ class TaskRunner:
         from burnish.rollout import get_rollout_cls
         from burnish.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
         from burnish.trainer.ppo.reward_probe import check_reward_numbers
+        from burnish.trainer.preflight import Findings, check_memory, probe_reward
         from burnish.utils.tracking import check_loggers
 
         config = trainer.config
@@ -218,7 +257,6 @@ class TaskRunner:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
         _check_sequence_parallel(config)
-        _check_vllm(config)
         check_loggers(config.trainer.logger)
         eos, pad = trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id
         check_reward_numbers(
@@ -228,6 +266,11 @@ class TaskRunner:
             trainer.train_dataloader.collate_fn,
             eos=pad if eos is None else eos,
         )
+        found = Findings()
+        probe_reward(config, trainer.reward_fn, trainer.train_dataset, trainer.tokenizer, found, known_only=True)
+        if config.trainer.device == "cuda":
+            check_memory(config, batch_plan(config, world_size(config)), found)
+        found.log(logger)
         if config.trainer.resume_mode in ("must", "resume_path"):
             try:
                 trainer.checkpoints.find()
@@ -238,6 +281,7 @@ class TaskRunner:
 
     def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
         """Builds, trains, and ends the workers whatever happens."""
+        _check_vllm(config)  # Before the data, whose loading may take long.
         trainer = self.build_trainer(config, parts or Parts())
         self.check(trainer)
         status, ending = 0, ""
@@ -297,16 +341,28 @@ def _check_sequence_parallel(config: PPOTrainerConfig) -> None:
 
 
 def _check_vllm(config: PPOTrainerConfig) -> None:
-    """What would keep vLLM from starting and can be known without it: its version, its own arguments, the model's heads."""
+    """What would keep vLLM from starting and can be known without it: its version, its own arguments, the model's heads; of
+    servers whether they are there and have the model.
+    """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name != "vllm" or rollout.mode == "server":
+    if rollout.name != "vllm":
+        return
+    if rollout.mode == "server":
+        from burnish.rollout.vllm.server import api_key
+        from burnish.rollout.vllm.server_facts import check_served
+
+        try:
+            check_served(rollout.server, model.path, api_key(rollout))
+        except RolloutError as error:
+            raise ConfigError(str(error)) from error
         return
     from burnish.model.load import load_config as load_model_config
-    from burnish.rollout.vllm.arguments import check_parallel, own_arguments
+    from burnish.rollout.vllm.arguments import check_capture_sizes, check_parallel, own_arguments
     from burnish.rollout.vllm.installed import check_installed
 
     check_installed()
     own_arguments(rollout.engine_kwargs.vllm)
+    check_capture_sizes(rollout)
     if rollout.tensor_model_parallel_size > 1:
         trusted = bool(model.trust_remote_code)
         check_parallel(
@@ -366,7 +422,7 @@ def _start_ray(config: PPOTrainerConfig) -> None:
         ray.init(**ray_init_kwargs(config))
     except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as error:
         given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
-        asked = f" with ray_kwargs.ray_init={given}" if given else ""
+        asked = f" with ray_kwargs.ray_init={redact(given)}" if given else ""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ResourceError(f"Ray cannot be started{asked}: {reason.rstrip('.')}.") from error
 
@@ -426,7 +482,7 @@ def _train(argv: list[str]) -> int:
     args = parse_train_args(argv)
     config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
     if args.cfg:
-        console.print(to_yaml(config), soft_wrap=True)
+        console.print(to_shown_yaml(config), soft_wrap=True)
         return 0
     summary = run_ppo(config)
     # A run that was stopped, or that only validates, reads fewer keys and is to blame for none.

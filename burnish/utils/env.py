@@ -13,6 +13,11 @@ def get(name: str, default: str | None = None) -> str | None:
     return os.environ.get(name, default)
 
 
+def everything() -> dict[str, str]:
+    """A copy of all environment variables, for a process to be started."""
+    return dict(os.environ)
+
+
 def set_all(variables: dict[str, str]) -> None:
     """Sets environment variables of this process."""
     os.environ.update(variables)

@@ -3,6 +3,7 @@
 BurnishError
 ├── ConfigError       a key, a value, or several keys together (before anything heavy starts)
 ├── DataError         a file, a row or a prompt of a dataset
+│   └── RowError      one row, with its column, what is there and what should be (burnish.data.problems)
 ├── BatchError        a DataProto whose keys, shapes or rows do not fit together (also a ValueError)
 ├── RewardError       a reward function or what it returned
 ├── ModelError        a model folder, its tokenizer or its architecture

@@ -29,7 +29,7 @@ def load_attribute(path: str, name: str, *, key: str = "path") -> Any:
     Raises:
         ConfigError: no such file or attribute, or the file cannot be imported.
     """
-    module = _import_package(path, key) if path.startswith(_PACKAGE_PREFIX) else _import_file(path, key)
+    module = load_module(path, key=key)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -37,6 +37,15 @@ def load_attribute(path: str, name: str, *, key: str = "path") -> Any:
             raise ConfigError(f"{key}={path}: there is no {name!r} in it. It defines: {public}.")
         found = getattr(found, part)
     return found
+
+
+def load_module(path: str, *, key: str = "path") -> ModuleType:
+    """The module that ``path`` names, as `load_attribute` takes it.
+
+    Raises:
+        ConfigError: no such file, or it cannot be imported.
+    """
+    return _import_package(path, key) if path.startswith(_PACKAGE_PREFIX) else _import_file(path, key)
 
 
 def load_class(path: str, name: str | None, base: type, *, path_key: str, name_key: str) -> Callable[..., Any]:

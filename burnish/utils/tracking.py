@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from burnish.utils import console
 from burnish.utils.errors import ConfigError
 from burnish.utils.registry import Registry
+from burnish.utils.secrets import redact
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -33,10 +34,10 @@ class RunInfo:
     resumed_step: int = 0
 
     def plain_config(self) -> dict[str, Any]:
-        """The configuration as plain dicts; a dataclass is read only if a logger asks for it."""
+        """The configuration as plain dicts, its secrets hidden; a dataclass is read only if a logger asks for it."""
         if self.config is None or isinstance(self.config, Mapping):
-            return dict(self.config or {})
-        return dataclasses.asdict(self.config)
+            return redact(dict(self.config or {}))
+        return redact(dataclasses.asdict(self.config))
 
 
 class Logger(Protocol):

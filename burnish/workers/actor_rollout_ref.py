@@ -18,6 +18,8 @@ from burnish.engine import FSDPEngine
 from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
 from burnish.render import load_tokenizer
+from burnish.reward.managers.base import OUTCOME_COLUMN
+from burnish.reward.travel import unpack
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
 from burnish.rollout.build import ranks_per_engine
 from burnish.rollout.stats import RolloutStats
@@ -28,6 +30,7 @@ from burnish.single_controller import (
     make_nd_compute_metric_dispatch_fn,
     register,
 )
+from burnish.workers.early_scoring import EarlyScoring, shared_manager
 from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.preparation import make_preparation
 from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
@@ -44,6 +47,9 @@ class ActorRolloutRefWorker(Worker):
         total_training_steps: trainer steps of the run, for the learning-rate schedule.
         pad_token_id: id that fills the tensors of a batch where there is no token.
         eos_token_id: the tokenizer's; it ends a response beside those that the model names.
+        reward_manager: scores responses while others are sampled (`burnish.reward.managers.base.BaseRewardManager`), or what
+            `burnish.reward.travel.pack` makes of it; None: who asked for the responses scores them.
+        num_nodes: nodes of this group.
     """
 
     def __init__(
@@ -54,6 +60,8 @@ class ActorRolloutRefWorker(Worker):
         total_training_steps: int,
         pad_token_id: int,
         eos_token_id: int | None,
+        reward_manager: Any = None,
+        num_nodes: int = 1,
     ) -> None:
         track_section(config, "actor_rollout_ref")
         self.config = config
@@ -62,10 +70,22 @@ class ActorRolloutRefWorker(Worker):
         self.total_training_steps = total_training_steps
         self.pad_token_id = pad_token_id
         self.eos_token_id = eos_token_id
+        self.reward_manager = self._own_manager(reward_manager, num_nodes)
         self.policy_version = 0
         self.rollout_stats = RolloutStats()
         self.pass_metrics: dict[str, float] = {}
         """Pace of the last passes without gradient; the next update reports it."""
+
+    def _own_manager(self, manager: Any, num_nodes: int) -> Any:
+        """The reward manager of this rank, with its part of the reward processes; None where another rank answers."""
+        ranks = ranks_per_engine(self.config.rollout)
+        if manager is None or self.rank % ranks:
+            return None
+        if isinstance(manager, bytes):
+            manager = unpack(manager)
+        track_section(manager.config, "reward")
+        num_engines = max(1, self.world_size // ranks)
+        return shared_manager(manager, per_node=max(1, num_engines // num_nodes), in_all=num_engines)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -140,6 +160,9 @@ class ActorRolloutRefWorker(Worker):
 
         ``meta_info["validate"]``: by ``rollout.val_kwargs``. ``meta_info["greedy"]``: the most likely token every time,
         whatever the temperature and the truncation, as ReMax's baseline needs it.
+
+        With a reward manager that takes single responses each is scored as soon as it is finished, and what became of that
+        comes back as ``reward_outcome``.
         """
         validate, greedy = prompts.meta_info.get("validate", False), prompts.meta_info.get("greedy", False)
         sampling = self._sampling_params(validate=validate, greedy=greedy)
@@ -147,12 +170,20 @@ class ActorRolloutRefWorker(Worker):
             # It has slept since they were sent: responses were asked for twice between two updates.
             self._push_weights()
         self.rollout.wake_up()
-        responses = self.rollout.generate(requests_from_dataproto(prompts), sampling)
+        requests = requests_from_dataproto(prompts)
+        scorer = None if self.reward_manager is None else self.reward_manager.scorer()
+        scoring = None if scorer is None else EarlyScoring(self.reward_manager, scorer, prompts, requests)
+        responses = self.rollout.generate(requests, sampling, None if scoring is None else scoring.submit)
         if not validate:
             # An engine of somebody's own may keep none.
             self.rollout_stats += getattr(self.rollout, "stats", RolloutStats())
         self._let_rollout_sleep()
-        return responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
+        batch = responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
+        if scoring is not None:
+            batch.non_tensor_batch[OUTCOME_COLUMN], seconds = scoring.collect(responses)
+            if not validate:
+                self.rollout_stats += RolloutStats(reward_wait_seconds=seconds)
+        return batch
 
     def _sampling_params(self, *, validate: bool = False, greedy: bool = False) -> SamplingParams:
         rollout = self.config.rollout
@@ -245,9 +276,10 @@ class ActorRolloutRefWorker(Worker):
         return rollout_difference(metrics) | perf
 
     def close(self) -> None:
-        """Ends a rollout engine that has processes of its own."""
-        if close := getattr(getattr(self, "rollout", None), "close", None):
-            close()
+        """Ends what has processes of its own: a rollout engine, a reward manager."""
+        for part in (getattr(self, "rollout", None), self.reward_manager):
+            if close := getattr(part, "close", None):
+                close()
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def config_reads(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ def versions(monkeypatch):
     installed = {
         "torch": "2.11.0+cu130", "transformers": "5.24.0", "tensordict": "0.15.3", "torchdata": "0.11.0", "ray": "2.60.0",
         "hydra-core": "1.3.8", "omegaconf": "2.3.1", "pyarrow": "26.0", "numpy": "2.4", "safetensors": "0.8", "jinja2": "3.1.6",
-        "jaxtyping": "0.3.11", "packaging": "26.4", "rich": "15.0", "typer": "0.29",
+        "jaxtyping": "0.3.11", "cloudpickle": "3.1.2", "packaging": "26.4", "rich": "15.0", "typer": "0.29",
     }  # fmt: skip
     for module in (doctor, requirements):
         monkeypatch.setattr(module, "installed_version", installed.get)
@@ -62,7 +62,7 @@ def test_every_package_of_pyproject_has_a_line_and_a_purpose(capsys, versions, g
         lines += packages if extra != "dev" else []
     names = {requirements.Requirement(line).name for line in lines}
     _, findings, _ = report(capsys)
-    assert names == set(PURPOSES) == set(findings) - {"python", "CUDA", "C++ compiler"}
+    assert names == set(PURPOSES) == set(findings) - {"python", "CUDA", "C++ compiler", "sandbox"}
     assert all(finding["purpose"] for finding in findings.values())
 
 
@@ -82,7 +82,7 @@ def test_an_extra_that_is_asked_for_must_be_there(capsys, versions, gpus):
     assert (status, findings["vllm"]["state"]) == (1, "missing")
     versions["vllm"] = "0.21.0"
     assert report(capsys, "vllm")[0] == 0
-    with pytest.raises(ConfigError, match="no extra 'vlm' of burnish. There is lora"):
+    with pytest.raises(ConfigError, match="no extra 'vlm' of burnish. There is datasets"):
         run_doctor(["vlm"], as_json=True)
 
 

@@ -140,9 +140,7 @@ def test_micro_batches_counted_over_all_workers_are_divided():
     "override",
     [
         "actor_rollout_ref.rollout.multi_turn.enable=True",
-        "reward_model.enable=True",
         "actor_rollout_ref.actor.strategy=megatron",
-        "reward_model.reward_manager=prime",
         "trainer.default_hdfs_dir=hdfs://x",
     ],
 )

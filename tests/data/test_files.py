@@ -27,14 +27,20 @@ def test_one_path_or_several_with_the_home_folder_expanded(tmp_path, monkeypatch
     ("name", "what"),
     [
         ("nowhere.jsonl", r"data.val_files=.*nowhere.jsonl: there is no such file"),
-        ("openai/gsm8k", r"openai/gsm8k: there is no such file .*saved as parquet or jsonl"),
-        ("rows.csv", r"rows.csv: files whose names end in .parquet, .jsonl are read, not '.csv'"),
-        ("", r"this is a folder; name its files \(b.jsonl\)"),
+        ("rows.tsv", r"rows.tsv: files whose names end in .parquet, .jsonl, .json, .csv, .* are read, not '.tsv'"),
+        ("none*.jsonl", r"no file matches this pattern"),
+        (
+            "mixed",
+            r"mixed: this folder holds test.jsonl and train.jsonl, which look like data of training and of testing",
+        ),
+        ("empty", r"empty: this folder holds no file whose name ends in .*empty/\*\*/\*.parquet"),
     ],
 )
 def test_what_is_no_data_file_is_named_with_its_key(tmp_path, name, what):
-    write(tmp_path / "rows.csv", "a,b")
-    write(tmp_path / "b.jsonl", "{}")
+    for folder in ("mixed", "empty"):
+        (tmp_path / folder).mkdir()
+    for name_ in ("rows.tsv", "mixed/train.jsonl", "mixed/test.jsonl", "empty/.hidden.jsonl"):
+        write(tmp_path / name_, "{}")
     with pytest.raises(DataError, match=what):
         resolve_files([str(tmp_path / name)], key="data.val_files")
 
@@ -55,7 +61,7 @@ def test_jsonl_stands_a_byte_order_mark_blank_lines_and_windows_line_ends(tmp_pa
     [
         (b'{"a": ', r"row 1 \(line 2\): this is not JSON"),
         (b"[1]", r"row 1 \(line 2\): this is list, not an object"),
-        (b'{"a": "\xff"}', r"line 2: this is not UTF-8"),
+        (b'{"a": "\xff"}', r"row 1 \(line 2\): this is not UTF-8"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, what):

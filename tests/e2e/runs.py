@@ -29,6 +29,7 @@ def tiny_config(run_dir: Path, *overrides: str):
             "trainer.save_freq=-1",
             "trainer.val_before_train=false",
             "trainer.test_freq=-1",
+            "reward.num_workers=0",
             *overrides,
         ]
     )

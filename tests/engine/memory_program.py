@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
-from burnish.engine import FSDPEngine, fsdp, layout, loading, memory, offload
+from burnish.engine import FSDPEngine, fsdp, loading, memory, offload, state_bytes
 from burnish.utils.errors import BurnishError
 from tests.engine.engine_program import main, make_batch, make_engine, my_share, policy_loss, train
 
@@ -26,7 +26,7 @@ def run_memory_case(case: dict[str, Any], out: Path) -> dict[str, Any]:
             patch.setattr(offload, "_DEVICES", {"cpu", "cuda"})
             patch.setattr(offload, "_LEAST_BYTES", 0)
         if (unit_parameters := case.pop("unit_parameters", None)) is not None:
-            patch.setattr(layout, "_UNIT_PARAMETERS", unit_parameters)
+            patch.setattr(state_bytes, "_UNIT_PARAMETERS", unit_parameters)
         cases = {
             "train": trained,
             "sync": reductions,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from burnish.config import FSDPEngineConfig
-from burnish.engine import layout
+from burnish.engine import state_bytes
 from burnish.engine.layout import Sharded
 from burnish.model.load import build_causal_lm
 from burnish.model.policy import PolicyModule
@@ -164,8 +164,8 @@ def test_deferred_gradients_are_reduced_once_and_are_the_same(two_ranks: Any) ->
 def test_small_blocks_are_gathered_together_and_large_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [nn.Linear(10, 1, bias=False) for _ in range(5)] + [nn.Linear(100, 1), nn.Linear(5, 1)]
     for most, sizes in {0: [1] * 7, 20: [2, 2, 1, 1, 1], 1000: [7]}.items():
-        monkeypatch.setattr(layout, "_UNIT_PARAMETERS", most)
-        units = layout._units(list(blocks))
+        monkeypatch.setattr(state_bytes, "_UNIT_PARAMETERS", most)
+        units = state_bytes.units(list(blocks))
         assert [len(unit) for unit in units] == sizes
         assert [block for unit in units for block in unit] == blocks
 

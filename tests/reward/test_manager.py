@@ -47,7 +47,16 @@ def batch_of(texts, truths=None, source="burnish/arithmetic", masks=None):
 
 
 def score_by(function, texts=("a", "b", "c", "d"), **config):
-    return NaiveRewardManager(TOKENIZER, function, RewardConfig(**config))(batch_of(list(texts)))
+    return in_driver(function, **config)(batch_of(list(texts)))
+
+
+def in_driver(function, **config):
+    """A manager whose function is called here, so that it may write down what it sees."""
+    return NaiveRewardManager(TOKENIZER, function, RewardConfig(num_workers=0, **config))
+
+
+def counts(**some):
+    return {f"reward/{reason}_count": some.get(reason, 0) for reason in ("abstain", "error", "timeout", "non_finite")}
 
 
 def returning(*values):
@@ -68,7 +77,7 @@ def test_the_score_sits_on_the_last_sampled_token():
     assert result.token_level_scores.dtype == torch.float32
     assert result.valid.tolist() == [True] * 3
     assert result.extras["acc"].tolist() == [True, False, True]
-    assert result.metrics == {"reward/abstain_count": 0, "reward/error_count": 0, "reward/non_finite_count": 0}
+    assert result.metrics == counts()
 
 
 def test_the_function_sees_the_whole_response_without_special_tokens_and_padding():
@@ -81,7 +90,7 @@ def test_the_function_sees_the_whole_response_without_special_tokens_and_padding
     # Row 0 is cut (no end token); in row 1 a tool wrote the middle, which the policy did not sample.
     masks = torch.tensor([[1, 1, 0, 0, 0], [1, 0, 1, 1, 0]], dtype=torch.bool)
     data = batch_of(["ab", "xyz"], [["1"], {"t": 1}], source="s", masks=masks)
-    result = NaiveRewardManager(TOKENIZER, compute_score)(data)
+    result = in_driver(compute_score)(data)
     assert seen == [("s", "ab", ["1"], {"row": 0}), ("s", "xyz", {"t": 1}, {"row": 1})]
     assert result.valid.all()
 
@@ -97,7 +106,7 @@ def test_a_function_that_writes_into_what_it_gets_changes_nothing_for_others():
         extra_info["seen"]["texts"].append(solution_str)
         return 1
 
-    assert NaiveRewardManager(TOKENIZER, compute_score)(data).metrics["reward/error_count"] == 0
+    assert in_driver(compute_score)(data).metrics["reward/error_count"] == 0
     assert shared == {"row": 0, "seen": {"texts": []}}
 
 
@@ -123,7 +132,7 @@ def test_none_nan_and_infinity_are_no_scores_and_are_counted():
     result = score_by(returning(1.0, None, math.nan, {"score": -math.inf, "why": "inf"}))
     assert result.valid.tolist() == [True, False, False, False]
     assert result.token_level_scores.sum(-1).tolist() == [1, 0, 0, 0]
-    assert result.metrics == {"reward/abstain_count": 1, "reward/error_count": 0, "reward/non_finite_count": 2}
+    assert result.metrics == counts(abstain=1, non_finite=2)
     assert result.extras["why"].tolist() == [None, None, None, "inf"]
 
 
@@ -162,20 +171,36 @@ def test_a_function_that_raises_costs_its_row_and_shows_the_first_traceback(capl
 
 
 def test_on_error_raise_stops_at_the_first_failure():
-    with pytest.raises(RewardError, match=r"KeyError: 'x' \(reward.on_error=raise\)") as caught:
+    what = r"row 1 of the batch \(data_source burnish/arithmetic\): KeyError: 'x' \(reward.on_error=raise\)"
+    with pytest.raises(RewardError, match=what) as caught:
         score_by(returning(1.0, KeyError("x"), 1.0, 1.0), on_error="raise")
-    assert isinstance(caught.value.__cause__, KeyError)
+    assert "in compute_score\n    raise value" in str(caught.value)
+
+
+def test_on_error_zero_scores_what_failed_with_nothing_and_counts_it():
+    result = score_by(returning(1.0, KeyError("x"), math.nan, None), on_error="zero")
+    assert result.token_level_scores.sum(-1).tolist() == [1, 0, 0, 0]
+    assert result.valid.tolist() == [True, True, True, False]
+    assert result.metrics == counts(abstain=1, error=1, non_finite=1)
+
+
+def test_on_error_raise_stops_at_a_score_that_is_not_finite_too():
+    with pytest.raises(RewardError, match=r"row 1 .*the score is nan, not finite \(reward.on_error=raise\)"):
+        score_by(returning(1.0, math.nan, 1.0, 1.0), on_error="raise")
 
 
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
-        (ValueError("no"), "failed on all 4 rows: first ValueError: no"),
-        (math.nan, "returned NaN or an infinity"),
+        (ValueError("no"), "failed on all 4 rows. First row 0 .*: ValueError: no"),
+        (math.nan, "the score is nan, not finite"),
         ({"acc": 1}, "dict with the keys acc; the score is expected under 'score'"),
         ("1.0", r"returned str \('1.0'\); a number, a bool, None"),
-        ([1.0], "returned list"),
-        (np.array([1.0, 2.0]), "returned ndarray"),
+        ([1.0], "a list of 1 numbers, one per token, but the response has 2 tokens"),
+        ([], "returned an empty list"),
+        ([1.0, "x"], r"whose element 1 is str \('x'\)"),
+        (np.ones((2, 2)), "returned ndarray"),
+        ({"score": [1.0], "per": "word"}, "returned per='word' beside a list; 'token' or 'turn'"),
     ],
 )
 def test_when_every_row_fails_the_run_stops_and_says_why(returned, what):
@@ -198,7 +223,7 @@ def test_adding_to_a_batch_adds_exactly_scores_valid_and_extras():
     data = batch_of(["a"])
     before = set(data.batch.keys()), set(data.non_tensor_batch)
     data.non_tensor_batch["pred"] = np.array(["column"], dtype=object)
-    result = NaiveRewardManager(TOKENIZER, returning({"score": 1, "pred": "x", "acc": 1}))(data)
+    result = in_driver(returning({"score": 1, "pred": "x", "acc": 1}))(data)
     added = result.add_to(data)
     assert set(added.batch.keys()) - before[0] == {"token_level_scores", "valid"}
     assert set(added.non_tensor_batch) - before[1] == {"pred", "reward_extra/pred", "acc"}
@@ -207,7 +232,7 @@ def test_adding_to_a_batch_adds_exactly_scores_valid_and_extras():
 
 def test_a_row_without_a_sampled_token_is_not_valid():
     masks = torch.tensor([[False, False, False], [True, True, False]])
-    result = NaiveRewardManager(TOKENIZER, returning(1, 1))(batch_of(["a", "b"], masks=masks))
+    result = in_driver(returning(1, 1))(batch_of(["a", "b"], masks=masks))
     assert result.valid.tolist() == [False, True]
     assert result.token_level_scores.tolist() == [[0, 0, 0], [0, 1, 0]]
 
@@ -248,7 +273,8 @@ def test_what_an_asynchronous_function_keeps_works_in_the_next_batch():
 
 
 def test_examples_are_printed_for_each_data_source_up_to_the_number(capsys):
-    manager = NaiveRewardManager(TOKENIZER, returning(1, 1, 1), num_examine=2)
+    manager = in_driver(returning(1, 1, 1))
+    manager.num_examine = 2
     manager(batch_of(["one", "[two]", "three"]))
     printed = capsys.readouterr().out
     assert "one" in printed
@@ -261,7 +287,7 @@ def test_examples_are_printed_for_each_data_source_up_to_the_number(capsys):
 
 def test_an_unknown_data_source_lists_what_is_known_and_the_way_out():
     for source in ("", "unknown", "/data/x.parquet"):
-        with pytest.raises(RewardError, match=r"burnish/arithmetic, openai/gsm8k.*custom_reward_function.path"):
+        with pytest.raises(RewardError, match=r"burnish/arithmetic, .*openai/gsm8k.*custom_reward_function.path"):
             default_compute_score(source, "", "1")
 
 
@@ -283,7 +309,7 @@ def test_rows_that_cannot_be_scored_are_found_before_training(columns, what):
     with pytest.raises(RewardError, match=f"dataset, row 3: .*{what}"):
         check_data_sources(rows_with(**columns))
     check_data_sources(rows_with(**columns), returning(1))
-    check_data_sources(rows_with(**columns), NaiveRewardManager(TOKENIZER, returning(1)))
+    check_data_sources(rows_with(**columns), in_driver(returning(1)))
 
 
 def test_rows_that_can_be_scored_pass():
@@ -324,7 +350,7 @@ def own(tmp_path):
 
     def config(name="compute_score", **reward_kwargs):
         custom = CustomRewardFunctionConfig(path=str(path), name=name, reward_kwargs=reward_kwargs)
-        return RewardConfig(custom_reward_function=custom)
+        return RewardConfig(custom_reward_function=custom, num_workers=0)
 
     return config
 

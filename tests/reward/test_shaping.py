@@ -16,7 +16,7 @@ def shaped(*values, manager=NaiveRewardManager, max_resp_len=9, **buffer):
     kwargs = RewardKwargsConfig(
         overlong_buffer_cfg=OverlongBufferConfig(**{"enable": True, "len": 4, **buffer}), max_resp_len=max_resp_len
     )
-    return manager(TOKENIZER, returning(*values), RewardConfig(reward_kwargs=kwargs))(batch_of(TEXTS))
+    return manager(TOKENIZER, returning(*values), RewardConfig(reward_kwargs=kwargs, num_workers=0))(batch_of(TEXTS))
 
 
 @pytest.mark.parametrize("manager", MANAGERS)

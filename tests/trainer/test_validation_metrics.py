@@ -59,3 +59,12 @@ def test_the_name_of_a_metric_does_not_depend_on_which_rows_have_a_score():
         ("b", "x", 0.0, False, {}),
     ]
     assert validation_metrics(scored(rows))["val-core/x/reward/mean@2"] == 0.5
+
+
+def test_sets_that_have_a_name_are_measured_by_it():
+    batch = scored([("a", "x", 1.0, True, {}), ("b", "y", 0.0, True, {}), ("c", "x", 0.5, True, {})])
+    batch.non_tensor_batch["validation_set"] = np.array(["one", "one", "two"], dtype=object)
+    metrics = validation_metrics(batch)
+    assert (metrics["val-core/one/reward/mean@1"], metrics["val-core/two/reward/mean@1"]) == (0.5, 0.5)
+    assert metrics["val-aux/one/num_prompts"] == 2
+    assert not [name for name in metrics if "/x/" in name]

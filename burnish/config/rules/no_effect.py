@@ -17,7 +17,7 @@ _MULTIMODAL = "images and videos do not exist here yet, prompts are text"
 _DATA = "prompts are always kept as messages and as ids"
 _PROFILER = "profilers do not exist yet"
 _AGENT = "it belongs to agents and tools, which do not exist yet"
-_REWARD_MODEL = "it belongs to reward models, which do not exist yet"
+_ENGINE_REWARDS = "a reward model is computed by its own workers, not by a rollout engine"
 
 
 def _table(*groups: tuple[str, tuple[str, ...] | str, str]) -> dict[str, str]:
@@ -87,22 +87,16 @@ NO_EFFECT = _table(
     (_MULTIMODAL, "data", "image_key video_key image_patch_size return_multi_modal_inputs"),
     (_DATA, "data", "return_raw_chat return_raw_input_ids return_full_prompt"),
     ("actor_rollout_ref.model.trust_remote_code decides", "data", "trust_remote_code"),
-    ("prompts are measured in one process", "data", "filter_overlong_prompts_workers"),
-    ("files are read where they are", "data", "cache_dir"),
     ("a generation batch of dynamic sampling has data.train_batch_size prompts", "data", "gen_batch_size"),
     # Rewards.
-    ("rewards are computed in one process", "reward", "num_workers"),
-    ("a manager is named by reward.reward_manager.name", "reward.reward_manager", "source module.name"),
-    ("a manager is named by reward.reward_manager.name", "reward.reward_model", "reward_loop_source"),
-    ("rewards are computed by the reward manager", "reward.reward_model", "use_reward_loop launch_reward_fn_async"),
-    ("it belongs to a sandbox, which does not exist yet", "reward.sandbox_fusion", "max_concurrent memory_limit_mb"),
-    (
-        _REWARD_MODEL,
-        "reward.reward_model",
-        "enable_resource_pool n_gpus_per_node nnodes strategy micro_batch_size micro_batch_size_per_gpu max_length "
-        "use_dynamic_bsz forward_max_token_len_per_gpu ulysses_sequence_parallel_size model_path model.* rollout.* "
-        "max_concurrent max_rpm max_tpm estimated_tokens_per_request timeout",
-    ),
+    ("a manager's class is named by reward.reward_manager.name", "reward.reward_manager", "module.name"),
+    ("rewards are computed by the reward manager", "reward.reward_model", "use_reward_loop"),
+    (_ENGINE_REWARDS, "reward.reward_model", "rollout.*"),
+    ("files are read where they are", "reward.reward_model.model", "use_shm"),
+    (_FSDP2, "reward.reward_model.model.fsdp_config", "use_orig_params wrap_policy.*"),
+    (_FP32, "reward.reward_model.model.fsdp_config", "model_dtype mixed_precision mixed_precision.*"),
+    (_ONE_SEED, "reward.reward_model.model.fsdp_config", "seed"),
+    (_PARENT, "reward.reward_model.model.fsdp_config", "strategy forward_only"),
     # Trainer.
     (
         "a checkpoint holds the policy and the critic together, and trainer.max_actor_ckpt_to_keep counts them",

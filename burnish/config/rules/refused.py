@@ -137,7 +137,6 @@ REFUSED: dict[str, Refusal] = {
     f"{_ROLLOUT}.trace.backend": _yet("tracing does"),
     f"{_ROLLOUT}.prometheus.enable": _yet("a metrics server does"),
     # Data.
-    "data.tool_config_path": _TOOLS,
     "data.need_tools_kwargs": _TOOLS,
     "data.chat_template_func": Refusal(
         harmless=(None,), reason="a chat template is given by actor_rollout_ref.model.custom_chat_template"
@@ -148,18 +147,14 @@ REFUSED: dict[str, Refusal] = {
     "data.datagen.path": _yet("generating data in the run does"),
     "data.datagen.name": _yet("generating data in the run does"),
     # Rewards.
-    "reward.reward_model.enable": _yet("reward models do"),
-    "reward.reward_model.reward_loop_module_path": Refusal(
-        harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
+    "reward.reward_model.rollout.name": Refusal(
+        harmless=(None, "hf"),
+        reason="a reward model is a sequence classifier, computed by its own workers. A generative one is a judge behind a "
+        "server: reward.judge.url and reward.judge.model",
     ),
-    "reward.reward_model.reward_loop_class_name": Refusal(
-        harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
+    "reward.reward_model.model.fsdp_config.full_determinism": Refusal(
+        harmless=(False, None), reason="for a GPU it does not exist yet, and runs on a CPU are deterministic without it"
     ),
-    "reward.reward_manager.module.path": Refusal(
-        harmless=(None,), reason="your own manager is named as package.module:attribute by reward.reward_manager.name"
-    ),
-    "reward.sandbox_fusion.url": _yet("a sandbox does"),
-    "reward.timeout": _yet("a time limit for rewards does"),
     # Trainer.
     "trainer.default_hdfs_dir": _yet("checkpoints on a remote file system do"),
     "trainer.del_local_ckpt_after_load": _yet("deleting a checkpoint after loading does"),

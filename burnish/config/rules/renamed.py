@@ -15,6 +15,16 @@ RENAMED = {
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.*": "reward.reward_model.*",
+    **{
+        f"reward.reward_model.{name}": f"reward.rate_limit.{name}"
+        for name in ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
+    },
+    "reward.reward_model.reward_loop_source": "reward.reward_manager.source",
+    "reward.reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
+    "reward.reward_model.reward_loop_class_name": "reward.reward_manager.name",
+    "reward.reward_model.launch_reward_fn_async": "reward.launch_reward_fn_async",
+    "reward.reward_model.model.path": "reward.reward_model.model_path",
+    f"reward.reward_model.{_SEQUENCE_PARALLEL}": f"reward.reward_model.model.fsdp_config.{_SEQUENCE_PARALLEL}",
     "ray_init.*": "ray_kwargs.ray_init.*",
     "critic.fsdp.*": "critic.model.fsdp_config.*",
     "critic.fsdp_config.*": "critic.model.fsdp_config.*",
@@ -69,6 +79,7 @@ GLOBAL_MICRO_BATCHES = {
     "actor_rollout_ref.ref.log_prob_micro_batch_size": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
     "critic.ppo_micro_batch_size": "critic.ppo_micro_batch_size_per_gpu",
     "critic.forward_micro_batch_size": "critic.forward_micro_batch_size_per_gpu",
+    "reward.reward_model.micro_batch_size": "reward.reward_model.micro_batch_size_per_gpu",
 }
 
 

@@ -28,7 +28,7 @@ from burnish.rollout.native.blocks import BlockManager
 from burnish.rollout.native.generation import Generation, OnTokens
 from burnish.rollout.native.graphs import default_sizes
 from burnish.rollout.native.kernels import cpu as cpu_kernels
-from burnish.rollout.native.memory import MemoryBudget, layer_shapes
+from burnish.rollout.native.memory import MemoryBudget, layer_shapes, wanted_blocks
 from burnish.rollout.native.paged_cache import PagedCache
 from burnish.rollout.native.prepacked_linear import PAYS_AFTER
 from burnish.rollout.native.rows import DecodeState, Rows
@@ -41,7 +41,7 @@ from burnish.rollout.stopping import token_bytes
 from burnish.rollout.weights import weights_checksum
 
 # On a GPU: small, so that samples share most of their prompt and little is reserved in vain.
-_GPU_BLOCK_SIZE = 32
+GPU_BLOCK_SIZE = 32
 # Decode steps between two looks of the host. A GPU must not wait for it; a CPU is the host.
 _WINDOW = {"cuda": 16, "cpu": 1}
 _NUM_STOPS = 8
@@ -97,7 +97,7 @@ class NativeRollout(OnLifecycle):
         self._lifecycle = Lifecycle(shares_storage=shares_storage)
         with self._runner.inference():
             self._layers = layer_shapes(model)
-        self._block_size = block_size or (_GPU_BLOCK_SIZE if self._device.type == "cuda" else None)
+        self._block_size = block_size or (GPU_BLOCK_SIZE if self._device.type == "cuda" else None)
         self._num_blocks = num_blocks
         self._window = window or _WINDOW[self._device.type]
         self._decoder: DecodeRunner | None = None
@@ -257,13 +257,12 @@ class NativeRollout(OnLifecycle):
         if self._num_blocks is not None:
             limit = min(limit, self._num_blocks)
         each = -(-longest // cache.block_size)
-        # The scratch block, a prefix that waits for rows while its first samples run, and room to move sequences.
-        spare = 1 + 2 * each
+        spare = wanted_blocks(longest, cache.block_size, 0)
         budget.check_holds(cache, longest, limit)
         if each == 1:
             # A sequence never grows out of its block, so none need ever be preempted.
             num_running = max(1, min(num_running, limit - spare))
-        num_blocks = min(limit, num_running * each + spare)
+        num_blocks = min(limit, wanted_blocks(longest, cache.block_size, num_running))
         if cache.num_blocks < num_blocks:
             budget.allocate(cache, num_blocks)
         return max(num_blocks, cache.num_blocks) if self._num_blocks is None else num_blocks, num_running

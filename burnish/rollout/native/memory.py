@@ -24,17 +24,19 @@ class _ShapeProbe:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._context = PackedContext([1], device)
+        self._context = None if device.type == "meta" else PackedContext([1], device)
         self.shapes: dict[int, LayerShape] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **how: object) -> Tensor:
         self.shapes[int(module.layer_idx)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])  # type: ignore[arg-type]
+        if self._context is None:
+            return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         return self._context.attend(module, query, key, value, **how)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """What every layer stores of a token, seen in a call of the model on one token.
+    """What every layer stores of a token, seen in a call of the model on one token; it may be on the meta device.
 
     Raises:
         ModelError: a layer does not attend through burnish's attention function.
@@ -54,6 +56,13 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
             f"function. {advice}"
         )
     return [probe.shapes[layer] for layer in range(count)]
+
+
+def wanted_blocks(longest: int, block_size: int, num_running: int) -> int:
+    """Blocks for ``num_running`` sequences of ``longest`` tokens: beside theirs the scratch block, a prefix that waits for rows
+    while its first samples run, and room to move sequences."""
+    each = -(-longest // block_size)
+    return num_running * each + 1 + 2 * each
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def generations(batch: DataProto, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "score": scores[row],
             "valid": bool(tensors["valid"][row]),
             "ground_truth": reward_model.get("ground_truth") if isinstance(reward_model, dict) else None,
+            "extra_info": others["extra_info"][row] if "extra_info" in others else None,
             "finish_reason": others["finish_reason"][row],
             **{key: _plain(others[key][row]) for key in extras},
         }

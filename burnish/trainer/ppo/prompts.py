@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from burnish.data import takes_feedback
 from burnish.protocol import DataProto, object_array
 from burnish.utils.errors import TrainingError
 
@@ -49,13 +50,35 @@ class PromptStream(Iterator[dict[str, Any]]):
         """Batches of one pass over the data."""
         return len(self.dataloader)
 
+    @property
+    def _sampler(self) -> Any:
+        return getattr(self.dataloader, "sampler", None)
+
+    def take_scores(self, batch: DataProto) -> None:
+        """Tells the sampler, where it asks (``update(batch)``), how responses scored: those of every round, also the ones that
+        dynamic sampling leaves out."""
+        if takes_feedback(self._sampler):
+            self._sampler.update(batch)
+
+    def end_step(self, batch: DataProto) -> None:
+        """Tells the dataset, where it asks (``on_batch_end(batch)``), what became of a step's batch."""
+        on_batch_end = getattr(getattr(self.dataloader, "dataset", None), "on_batch_end", None)
+        if on_batch_end is not None:
+            on_batch_end(batch=batch)
+
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data."""
-        return {"epoch": self.epoch, "dataloader": self.dataloader.state_dict()}
+        """The place in the data, and the scores that a curriculum has gathered."""
+        state = {"epoch": self.epoch, "dataloader": self.dataloader.state_dict()}
+        if hasattr(self._sampler, "feedback_state"):
+            state["feedback"] = self._sampler.feedback_state()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on at a place that `state_dict` gave; other keys of ``state`` are not looked at."""
         self.epoch = state["epoch"]
+        # Before the place: the order of the epoch follows from it.
+        if hasattr(self._sampler, "load_feedback_state") and "feedback" in state:
+            self._sampler.load_feedback_state(state["feedback"])
         self.dataloader.load_state_dict(state["dataloader"])
 
 

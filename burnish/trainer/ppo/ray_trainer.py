@@ -27,16 +27,19 @@ from burnish.trainer.ppo.checkpoint import CheckpointManager
 from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
 from burnish.trainer.ppo.metrics import compute_rollout_difference, compute_step_metrics
+from burnish.trainer.ppo.model_rewards import early_manager
 from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts
-from burnish.trainer.ppo.roles import Role, need_critic, need_greedy_baseline, need_reference_policy
+from burnish.trainer.ppo.roles import Role, need_critic, need_greedy_baseline, need_reference_policy, need_reward_model
 from burnish.trainer.ppo.run_log import RunLog
 from burnish.trainer.ppo.scoring import concat_scored, merge_rounds, score_batch, score_for_training
 from burnish.trainer.ppo.spawn import spawn_workers
-from burnish.trainer.ppo.stages import PROMPT_TENSORS, StepReport, stage
+from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, stage
 from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
-from burnish.trainer.ppo.validation import validation_metrics
+from burnish.trainer.ppo.validation import failure_counts, validation_metrics
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
+from burnish.workers.early_scoring import PROMPT_COLUMNS
+from burnish.workers.updates import merge_updates
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -97,6 +100,8 @@ class RayPPOTrainer:
         self.use_reference_policy = need_reference_policy(config)
         self.use_greedy_baseline = need_greedy_baseline(config)
         self.needs_old_log_probs = needs_old_log_probs(config) or self._estimator_reads_old_log_probs()
+        self.use_reward_model = need_reward_model(config)
+        self.early_manager = early_manager(reward_fn, config.reward) if val_reward_fn in (None, reward_fn) else None
         self.filters_groups = config.algorithm.filter_groups.enable
         self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
         self.global_steps = 0
@@ -109,6 +114,7 @@ class RayPPOTrainer:
         self.worker_groups: dict[Role, Any] = {}
         self.actor_rollout_wg: Any = None
         self.critic_wg: Any = None
+        self.reward_model_wg: Any = None
         self.train_dataloader, self.val_dataloader = create_dataloaders(
             config.data,
             train_dataset,
@@ -146,10 +152,12 @@ class RayPPOTrainer:
             total_training_steps=self.total_training_steps,
             pad_token_id=self._pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
+            reward_manager=self.early_manager,
         )
         actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.worker_groups else Role.ActorRollout
         self.actor_rollout_wg = self.worker_groups[actor_role]
         self.critic_wg = self.worker_groups.get(Role.Critic)
+        self.reward_model_wg = self.worker_groups.get(Role.RewardModel)
         for worker_group in self.worker_groups.values():
             worker_group.init_model()
 
@@ -159,6 +167,9 @@ class RayPPOTrainer:
             worker_group.shutdown()
         self.worker_groups = {}
         self.resource_pool_manager.shutdown()
+        for reward_fn in (self.reward_fn, self.val_reward_fn):
+            if close := getattr(reward_fn, "close", None):
+                close()
         self.run_log.close()
 
     # -------------------------------------------------------------------------------------------------- fit
@@ -182,6 +193,7 @@ class RayPPOTrainer:
                 self._update_critic(batch)
                 self._update_actor(batch)
                 self._update_weights()
+            self.prompts.end_step(batch)
             self._validate()
             self._save_checkpoint()
             self._log(batch)
@@ -236,6 +248,7 @@ class RayPPOTrainer:
             batch = self._get_gen_batch(prompts)
             batch = self._generate(batch)
             batch = self._compute_reward(batch)
+            self.prompts.take_scores(batch)
             self.sampling.add(self._filter_groups(batch))
             if self.sampling.is_complete:
                 break
@@ -265,12 +278,22 @@ class RayPPOTrainer:
 
     def _sample(self, batch: DataProto, *, validate: bool = False, greedy: bool = False) -> DataProto:
         prompts = batch.pop(batch_keys=PROMPT_TENSORS)
-        prompts.non_tensor_batch = {key: batch.non_tensor_batch[key] for key in ("uid", "sample_index")}
+        columns = ("uid", "sample_index", *(PROMPT_COLUMNS if self.early_manager is not None else ()))
+        prompts.non_tensor_batch = {
+            key: batch.non_tensor_batch[key] for key in columns if key in batch.non_tensor_batch
+        }
         prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate, "greedy": greedy}
         generated = self.actor_rollout_wg.generate_sequences(prompts)
         if not validate:
             self.num_gen_tokens += int(generated.tensors["response_mask"].count_nonzero())
-        return batch.union(generated)
+        return self._score_by_model(batch.union(generated))
+
+    @stage("reward_model", when="use_reward_model")
+    def _score_by_model(self, batch: DataProto) -> DataProto:
+        """The reward model's score of each response, for the reward manager."""
+        others = [key for key in ("uid", "raw_prompt") if key in batch.non_tensor_batch]
+        rows = batch.select(batch_keys=FORWARD_KEYS["batch_keys"], non_tensor_batch_keys=others)
+        return batch.union(self.reward_model_wg.compute_rm_score(rows))
 
     @stage("reward")
     def _compute_reward(self, batch: DataProto) -> DataProto:
@@ -385,12 +408,14 @@ class RayPPOTrainer:
     @stage("testing")
     def _run_validation(self) -> None:
         n = self.config.actor_rollout_ref.rollout.val_kwargs.n
-        scored = []
+        scored, rounds = [], []
         for batch_dict in self.val_dataloader:  # type: ignore[union-attr]
             batch = self._sample(self._get_gen_batch(batch_dict, n=n, uid_prefix="val"), validate=True)
-            scored.append(score_batch(self.val_reward_fn, batch)[0])
+            batch, metrics = score_batch(self.val_reward_fn, batch)
+            scored.append(batch)
+            rounds.append(metrics)
         batch = concat_scored(scored)
-        self.metrics |= validation_metrics(batch)
+        self.metrics |= validation_metrics(batch) | failure_counts(rounds)
         self.run_log.validation(batch, self.global_steps)
 
     def _save_checkpoint(self) -> None:
@@ -437,6 +462,8 @@ class RayPPOTrainer:
             num_gen_tokens=self.num_gen_tokens,
             n_gpus=self.resource_pool_manager.get_n_gpus(),
         )
+        if self.use_reward_model:
+            self.metrics |= merge_updates(self.reward_model_wg.take_pass_metrics())
         self.metrics |= RolloutStats.of_ranks(self.actor_rollout_wg.take_rollout_stats()).metrics()
         self.metrics |= {"training/global_step": self.global_steps, "training/epoch": self.prompts.epoch}
         self.run_log.step(self.metrics, self.global_steps, batch)

@@ -30,6 +30,11 @@ def need_critic(config: PPOTrainerConfig) -> bool:
     return bool(config.critic.enable)
 
 
+def need_reward_model(config: PPOTrainerConfig) -> bool:
+    """A reward model is loaded when it is switched on."""
+    return config.reward.reward_model.enable
+
+
 def need_greedy_baseline(config: PPOTrainerConfig) -> bool:
     """Each prompt gets a greedy response more when the estimator takes its score as the baseline."""
     return config.algorithm.adv_estimator == "remax"

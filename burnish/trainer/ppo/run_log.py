@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from burnish.config import PPOTrainerConfig, to_dict, to_yaml
+from burnish.config import PPOTrainerConfig, to_dict, to_shown_yaml
 from burnish.protocol import DataProto
 from burnish.trainer.ppo.generations import dump_generations, sample_of, show_generations
 from burnish.trainer.ppo.rollout_gap import RolloutGapWatch
 from burnish.trainer.ppo.stages import StepReport
+from burnish.utils.secrets import redact
 from burnish.utils.tracking import Tracking
 
 
@@ -44,10 +45,10 @@ class RunLog:
             trainer.experiment_name,
             trainer.logger,
             run_dir=trainer.default_local_dir,
-            config=to_dict(self.config),
+            config=redact(to_dict(self.config)),
             resumed_step=resumed_step,
         )
-        (run_dir / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
+        (run_dir / "config.yaml").write_text(to_shown_yaml(self.config), encoding="utf-8")
 
     def close(self) -> None:
         """Closes the loggers; safe to call twice."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.config import PPOTrainerConfig
+from burnish.reward.travel import pack
 from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
 from burnish.trainer.ppo.roles import Role
 
@@ -18,13 +19,19 @@ def spawn_workers(
     total_training_steps: int,
     pad_token_id: int,
     eos_token_id: int | None,
+    reward_manager: Any = None,
 ) -> dict[Role, Any]:
     """The worker group of every role; no model is loaded yet.
+
+    Args:
+        reward_manager: what the policy's workers score responses with while they sample; None: they do not.
 
     Raises:
         ResourceError: the cluster cannot give what the pools ask for.
         WorkerError: a worker cannot be made.
     """
+    if reward_manager is not None and config.trainer.controller != "local":
+        reward_manager = pack(reward_manager, "reward.launch_reward_fn_async=false")
     resource_pool_manager.create_resource_pool()
     pools: dict[Any, dict[Role, RayClassWithInitArgs]] = {}
     for role, worker_cls in role_worker_mapping.items():
@@ -32,10 +39,23 @@ def spawn_workers(
         common = {"device": device, "total_training_steps": total_training_steps}
         if role is Role.Critic:
             with_args = RayClassWithInitArgs(worker_cls, config=config.critic, **common)
+        elif role is Role.RewardModel:
+            model = config.actor_rollout_ref.model
+            with_args = RayClassWithInitArgs(
+                worker_cls,
+                config=config.reward.reward_model,
+                device=device,
+                policy_tokenizer=model.tokenizer_path or model.path,
+                trust_policy_tokenizer=bool(model.trust_remote_code),
+            )
         else:
+            # A worker of somebody's own may know nothing of rewards.
+            scoring = (
+                {} if reward_manager is None else {"reward_manager": reward_manager, "num_nodes": config.trainer.nnodes}
+            )
             tokens = {"pad_token_id": pad_token_id, "eos_token_id": eos_token_id}
             with_args = RayClassWithInitArgs(
-                worker_cls, config=config.actor_rollout_ref, role=str(role), **common, **tokens
+                worker_cls, config=config.actor_rollout_ref, role=str(role), **common, **tokens, **scoring
             )
         pools.setdefault(pool, {})[role] = with_args
     make_group = worker_group_cls or _ray_worker_group_cls()

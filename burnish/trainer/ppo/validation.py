@@ -1,7 +1,8 @@
 """Validation metrics under verl's names: ``val-core/<data source>/<variable>/mean@<n>``.
 
 The core variable is ``acc`` where the reward function returns it, else ``reward`` (the score itself); the other numbers that it
-returns go to ``val-aux/``.  Every prompt counts once: the mean over its n samples first, then over the prompts.
+returns go to ``val-aux/``.  Sets that have a name (``data.val_files={name: files}``) stand under it instead of the data source.
+Every prompt counts once: the mean over its n samples first, then over the prompts.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from burnish.trainer.ppo.scoring import as_numbers
 
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
-    """Means per data source over scored validation responses.
+    """Means per validation set that has a name, else per data source, over scored validation responses.
 
     Rows without a score (the reward function abstained or failed) are left out and counted in
     ``val-aux/<source>/num_invalid``.
@@ -27,7 +28,8 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
         if numbers is not None:
             variables[key] = numbers
     core = "acc" if "acc" in variables else "reward"
-    sources = others.get("data_source", np.array(["unknown"] * len(batch), dtype=object))
+    unknown = np.array(["unknown"] * len(batch), dtype=object)
+    sources = others.get("validation_set", others.get("data_source", unknown))
     metrics: dict[str, float] = {}
     for source in dict.fromkeys(sources):
         rows = np.flatnonzero([s == source for s in sources])
@@ -43,6 +45,17 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
             mean = _mean_over_prompts(values[scored], others["uid"][scored])
             metrics[f"{section}/{source}/{name}/mean@{n}"] = mean
     return metrics
+
+
+def failure_counts(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+    """How many responses of all validation batches were not scored as they should be, under
+    ``val-aux/reward/<reason>_count``: those of errors, timeouts, numbers that are not finite, and abstentions."""
+    counts: dict[str, float] = {}
+    for metrics in rounds:
+        for key, value in metrics.items():
+            if key.startswith("reward/") and key.endswith("_count"):
+                counts[f"val-aux/{key}"] = counts.get(f"val-aux/{key}", 0.0) + value
+    return counts
 
 
 def _mean_over_prompts(values: np.ndarray, uids: Sequence[str]) -> float:

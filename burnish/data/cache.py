@@ -1,0 +1,116 @@
+"""Rendered data sets on disk, found again by the content of everything that they are made of."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from burnish.config.data_names import HubName
+from burnish.data import hub
+from burnish.data.files import Source
+from burnish.data.prepare import PreparedRow, RowPreparer
+from burnish.data.problems import Place
+
+logger = logging.getLogger(__name__)
+
+# Raised whenever rows come out differently than before, for other reasons than the keys below.
+_VERSION = 1
+_KEYS = (
+    "prompt_key",
+    "answer_key",
+    "system_prompt",
+    "reward_fn_key",
+    "default_data_source",
+    "max_prompt_length",
+    "apply_chat_template_kwargs",
+)
+
+
+def cache_file(folder: str, sources: Sequence[Source], preparer: RowPreparer, *, split: str, max_samples: int) -> Path:
+    """The file of a data set: its name is a hash of the sources' bytes and places, the tokenizer, and what the rows depend
+    on in the configuration."""
+    config = preparer.config
+    facts = {
+        "version": _VERSION,
+        "transformers": transformers.__version__,
+        "split": split,
+        "max_samples": max_samples,
+        "policy": preparer.policy,
+        "tools": preparer.tools,
+        **{key: getattr(config, key) for key in _KEYS},
+        "sources": [str(source.absolute() if isinstance(source, Path) else source) for source in sources],
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    digest.update(_tokenizer_bytes(preparer.tokenizer))
+    for source in sources:
+        if isinstance(source, HubName) or source.is_dir():
+            digest.update(hub.fingerprint(source, split).encode())
+            continue
+        with source.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return Path(folder).expanduser() / f"{digest.hexdigest()[:40]}.burnish-rows"
+
+
+def _tokenizer_bytes(tokenizer: PreTrainedTokenizerBase) -> bytes:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    facts = [type(tokenizer).__name__, str(tokenizer.chat_template), str(tokenizer.init_kwargs), vocabulary]
+    return "\0".join(facts).encode("utf-8", "surrogatepass")
+
+
+def load(file: Path) -> list[PreparedRow] | None:
+    """The rows of a cache file; None where there is none, or a damaged one, which is told and made anew."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        # Whether the folder can be used at all is told by `save`.
+        return None
+    digest, _, content = data.partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        logger.warning("%s (data.cache_dir) is damaged; the data set is rendered anew.", file)
+        return None
+    size, _, rest = content.partition(b"\n")
+    rows = json.loads(rest[: int(size)])
+    ids = np.frombuffer(rest[int(size) :], dtype=np.int32)
+    prepared, start = [], 0
+    for place, columns, num_ids, length, was_templated in rows:
+        kept = None
+        if num_ids is not None:
+            kept, start = ids[start : start + num_ids], start + num_ids
+        row = PreparedRow(place=Place(*place), columns=columns, ids=kept, length=length, was_templated=was_templated)
+        prepared.append(row)
+    return prepared
+
+
+def save(file: Path, rows: Sequence[PreparedRow]) -> None:
+    """Writes a cache file, whole or not at all; a folder that cannot be written is told and does no harm."""
+    table: list[Any] = []
+    ids = []
+    for row in rows:
+        table.append([row.place, row.columns, None if row.ids is None else len(row.ids), row.length, row.was_templated])
+        if row.ids is not None:
+            ids.append(row.ids)
+    text = json.dumps(table, ensure_ascii=False).encode()
+    numbers = (np.concatenate(ids) if ids else np.zeros(0, dtype=np.int32)).tobytes()
+    content = str(len(text)).encode() + b"\n" + text + numbers
+    temporary = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        os.replace(temporary, file)
+    except OSError as error:
+        logger.warning("data.cache_dir=%s: the rendered data set cannot be kept: %s.", file.parent, error)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

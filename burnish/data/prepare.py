@@ -1,0 +1,206 @@
+"""Rows read -> rows of the dataset: columns named, prompt rendered and measured; in this process or in several."""
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from burnish.config.data import DataConfig
+from burnish.data.problems import Place, RowError
+from burnish.data.readers import ReadRow
+from burnish.data.rows import read_columns
+from burnish.render import normalize_messages, render, template_markers, truncate
+from burnish.utils import env
+from burnish.utils.errors import ConfigError, DataError
+
+# Starting a process takes seconds, as long as some thousands of rows.
+MIN_ROWS_FOR_PROCESSES = 20_000
+_CHUNK = 500
+
+
+@dataclass(kw_only=True, slots=True)
+class PreparedRow:
+    """A row as the dataset keeps it.
+
+    Attributes:
+        place: where it comes from.
+        columns: see `burnish.data.rows.read_columns`; no ``index`` yet.
+        ids: of the prompt, int32 [prompt]; None: the row is left out, its prompt is too long.
+        length: of the prompt before it was cut.
+        was_templated: the prompt is a text with the chat template's own tokens.
+    """
+
+    place: Place
+    columns: dict[str, Any]
+    ids: np.ndarray | None
+    length: int
+    was_templated: bool
+
+
+class RowPreparer:
+    """Prepares rows, one by one.
+
+    Args:
+        tokenizer: renders the prompts.
+        config: the ``data`` section.
+        tools: schemas that every prompt shows, unless its row has a ``tools`` column.
+        policy: what happens to a prompt that is too long; see `length_policy`.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, tools: Sequence[dict[str, Any]], policy: str
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.config = config
+        self.tools = list(tools)
+        self.policy = policy
+        self.markers = template_markers(tokenizer)
+
+    def prepare(self, place: Place, row: dict[str, Any] | RowError) -> PreparedRow | RowError:
+        """The row, or what is wrong with it."""
+        if isinstance(row, RowError):
+            return row
+        try:
+            return self._prepare(place, row)
+        except RowError as error:
+            return error.at(place)
+
+    def _prepare(self, place: Place, row: dict[str, Any]) -> PreparedRow:
+        config = self.config
+        columns = read_columns(row, config)
+        prompt = columns["raw_prompt"]
+        try:
+            if self.tokenizer.chat_template:
+                columns["raw_prompt"] = normalize_messages(prompt)
+            ids = self._render(prompt, columns.get("tools") or self.tools)
+            kept = truncate(ids, config.max_prompt_length, self.policy)
+        except DataError as error:
+            raise RowError(
+                str(error),
+                column=config.prompt_key,
+                seen=f"{type(prompt).__name__} ({prompt!r:.80})",
+                expected=f"a prompt that renders to at most {config.max_prompt_length} tokens",
+            ) from error
+        return PreparedRow(
+            place=place,
+            columns=columns,
+            ids=np.asarray(kept, dtype=np.int32) if kept is not None else None,
+            length=len(ids),
+            was_templated=isinstance(prompt, str) and any(marker in prompt for marker in self.markers),
+        )
+
+    def _render(self, prompt: Any, tools: list[dict[str, Any]]) -> list[int]:
+        if tools and not self.tokenizer.chat_template:
+            raise DataError("The row has tools, and a tokenizer without a chat template has no way to show them.")
+        kwargs = self.config.apply_chat_template_kwargs
+        return render(prompt, self.tokenizer, tools=tools or None, chat_template_kwargs=kwargs)
+
+
+def length_policy(config: DataConfig, split: str) -> str:
+    """What happens to a prompt longer than ``data.max_prompt_length``, as `burnish.render.truncate` names it.
+
+    Training rows are left out with ``data.filter_overlong_prompts``, else ``data.truncation`` decides. Of the validation
+    data no row is ever left out: where a training row would be, a validation prompt keeps its end.
+    """
+    policy = "drop" if config.filter_overlong_prompts else config.truncation
+    if split == "train" or policy != "drop":
+        return policy
+    return config.truncation if config.truncation in ("left", "right", "middle") else "left"
+
+
+def prepare_rows(
+    rows: Iterable[ReadRow], preparer: RowPreparer, num_workers: int = 1, min_rows: int = MIN_ROWS_FOR_PROCESSES
+) -> Iterator[PreparedRow | RowError]:
+    """The rows prepared, in order.
+
+    Args:
+        num_workers: processes that share the work of sets of more than ``min_rows`` rows.
+        min_rows: fewer are prepared in this process.
+
+    Raises:
+        ConfigError: the tokenizer cannot travel to another process.
+        DataError: a source cannot be read, or a process died.
+    """
+    rows = iter(rows)
+    if num_workers > 1:
+        head = list(islice(rows, min_rows))
+        more = list(islice(rows, 1))
+        if more:
+            yield from _in_processes([*head, *more, *rows], preparer, num_workers)
+            return
+        rows = iter(head)
+    for place, row in rows:
+        yield preparer.prepare(place, row)
+
+
+def _in_processes(rows: list[ReadRow], preparer: RowPreparer, num_workers: int) -> Iterator[PreparedRow | RowError]:
+    """Chunks of the rows, prepared by `burnish.data.prepare_worker` in ``num_workers`` fresh processes."""
+    try:
+        packed = pickle.dumps(preparer)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"data.filter_overlong_prompts_workers={num_workers}: the tokenizer {type(preparer.tokenizer).__name__} cannot "
+            f"be sent to another process ({error}). Set data.filter_overlong_prompts_workers=1."
+        ) from error
+    chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
+    done: list[Any] = [None] * len(chunks)
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(chunks)):
+        waiting.put(number)
+    failures: list[str] = []
+    threads = [
+        threading.Thread(target=_feed, args=(packed, chunks, done, waiting, failures), daemon=True)
+        for _ in range(min(num_workers, len(chunks)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise DataError(
+            f"data.filter_overlong_prompts_workers={num_workers}: a process that measures prompts failed: "
+            f"{failures[0]} Set data.filter_overlong_prompts_workers=1 to measure them in one process."
+        )
+    for chunk in done:
+        yield from chunk
+
+
+def _feed(
+    packed: bytes, chunks: list[Any], done: list[Any], waiting: "queue.SimpleQueue[int]", failures: list[str]
+) -> None:
+    """Gives chunk after chunk to a process of its own until none waits."""
+    command = [sys.executable, "-m", "burnish.data.prepare_worker"]
+    # The folders that this process imports from, so that a tokenizer of the user's own is found there too.
+    environment = {**env.everything(), "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(packed)
+            while not failures:
+                try:
+                    number = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                pickle.dump(chunks[number], process.stdin)
+                process.stdin.flush()
+                done[number] = pickle.load(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            process.kill()
+            said.seek(0)
+            words = said.read().decode(errors="replace").strip().splitlines()
+            failures.append((words[-1] if words else "it died without a word").rstrip(".") + ".")

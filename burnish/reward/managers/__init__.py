@@ -1,0 +1,1 @@
+"""Reward managers, one a file; `burnish.reward.manager` is their door."""

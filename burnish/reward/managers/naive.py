@@ -1,0 +1,8 @@
+"""The manager that calls the reward function for each response."""
+
+from burnish.reward.managers.base import BaseRewardManager, register_reward_manager
+
+
+@register_reward_manager("naive")
+class NaiveRewardManager(BaseRewardManager):
+    """Calls the reward function for each response, see `BaseRewardManager`."""

@@ -1,0 +1,84 @@
+"""The configuration of a command line, and everything that is wrong with it, not the first thing alone."""
+
+from collections.abc import Sequence
+
+from burnish.config import PPOTrainerConfig, batch_plan, check_paths
+from burnish.config.load import load_with_notices
+from burnish.config.plan import BatchPlan
+from burnish.trainer.preflight.findings import Findings
+from burnish.utils.errors import BurnishError, ConfigError
+
+_AREA = "config"
+
+
+def compose(
+    overrides: Sequence[str], config_name: str | None, config_path: str | None, findings: Findings
+) -> PPOTrainerConfig | None:
+    """The configuration; None where it cannot be composed.
+
+    A setting that is refused is noted and left out, and the rest is looked at again, so that all of them are told.
+    """
+    rest = list(overrides)
+    left_out: list[str] = []
+    while True:
+        try:
+            loaded = load_with_notices(rest, config_name, config_path)
+        except ConfigError as error:
+            message = str(error)
+            culprit = _culprit(message, rest)
+            # What is missing only because it was left out was told before.
+            if not any(_key(setting) in message for setting in left_out):
+                findings.error(_AREA, message)
+            if culprit is None:
+                return None
+            rest.remove(culprit)
+            left_out.append(culprit)
+            continue
+        break
+    for notice in loaded.notices:
+        findings.warning(_AREA, notice)
+    if left_out:
+        findings.note(_AREA, f"What follows was checked without {', '.join(map(_key, left_out))}.")
+    return loaded.config
+
+
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].lstrip("+~")
+
+
+def _culprit(message: str, overrides: Sequence[str]) -> str | None:
+    """The setting that a message is about: the one named first in it."""
+    named = [
+        (message.find(key), -len(key), setting) for setting in overrides if (key := _key(setting)) and key in message
+    ]
+    return min(named)[2] if named else None
+
+
+def check_composed(config: PPOTrainerConfig, findings: Findings) -> BatchPlan | None:
+    """Files and folders that are named, this machine's share, and the plan of a step."""
+    from burnish.trainer.main_ppo import resolve_machine, world_size
+
+    with findings.attempt(_AREA):
+        check_paths(config)
+    try:
+        resolve_machine(config)
+    except BurnishError as error:
+        findings.error(_AREA, str(error))
+        if not isinstance(config.trainer.n_gpus_per_node, int):
+            return None
+    plan = batch_plan(config, world_size(config))
+    update = plan.actor
+    tokens = update.samples_per_worker * (plan.prompt_tokens + plan.response_tokens)
+    findings.facts["plan"] = {
+        "prompts": plan.prompts,
+        "samples": plan.samples,
+        "workers": plan.workers,
+        "updates": update.updates,
+        "samples_per_update": update.samples,
+        "samples_per_update_and_worker": update.samples_per_worker,
+        "micro_batch_samples": update.micro_batch_samples,
+        "micro_batch_tokens": update.micro_batch_tokens,
+        "max_tokens_per_step": plan.max_tokens,
+        "max_tokens_per_update_and_worker": tokens,
+    }
+    return plan

@@ -1,0 +1,100 @@
+"""Reads and renders every row, and says what is wrong with each that cannot be used."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from burnish.config import PPOTrainerConfig
+from burnish.data import check_rows, create_rl_dataset
+from burnish.data.rl_dataset import Split
+from burnish.reward import check_data_sources
+from burnish.trainer.preflight.findings import Findings
+from burnish.utils.errors import BurnishError, RewardError
+
+_AREA = "data"
+_MOST_PROBLEMS = 100
+_MOST_TOLD = 10
+
+
+def load_data(config: PPOTrainerConfig, tokenizer: Any, findings: Findings) -> dict[str, Any]:
+    """The datasets by split ("train", "val"), of those that can be made."""
+    datasets: dict[str, Any] = {}
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
+        files = config.data.train_files if split == "train" else config.data.val_files
+        told = any(item.key == f"data.{split}_files" and item.level == "error" for item in findings.items)
+        if not files or told:
+            continue
+        start = time.perf_counter()
+        try:
+            dataset: Any = create_rl_dataset(config.data, tokenizer, split=split)
+        except BurnishError as error:
+            _tell_all(config, tokenizer, split, str(error), findings)
+            continue
+        if dataset is None:
+            continue
+        datasets[split] = dataset
+        lengths = _prompt_lengths(dataset)
+        facts = {
+            "rows": len(dataset),
+            "read": getattr(dataset, "num_rows", len(dataset)),
+            "filtered": getattr(dataset, "num_filtered", 0),
+            "truncated": getattr(dataset, "num_truncated", 0),
+            "seconds": round(time.perf_counter() - start, 3),
+            "longest_prompt": max(lengths, default=0),
+            "mean_prompt": round(sum(lengths) / max(1, len(lengths)), 1),
+        }
+        findings.facts.setdefault("data", {})[split] = facts
+        findings.note(
+            _AREA,
+            f"data.{split}_files: {facts['rows']:,} rows of {facts['read']:,} (left out as too long: {facts['filtered']:,}, "
+            f"cut: {facts['truncated']:,}); prompts of {facts['mean_prompt']:g} tokens, at most {facts['longest_prompt']:,}.",
+            f"data.{split}_files",
+        )
+    train = datasets.get("train")
+    if train is not None and len(train) < config.data.train_batch_size:
+        findings.error(
+            _AREA,
+            f"data.train_batch_size={config.data.train_batch_size}: the training data has {len(train)} rows, which fill no "
+            f"batch. Lower it.",
+        )
+    return datasets
+
+
+def _tell_all(config: PPOTrainerConfig, tokenizer: Any, split: Split, first: str, findings: Findings) -> None:
+    """Every row that cannot be used, where one has ended the reading; some of them as sentences."""
+    key = f"data.{split}_files"
+    try:
+        problems = check_rows(config.data, tokenizer, split=split, max_problems=_MOST_PROBLEMS)
+    except BurnishError:
+        problems = []
+    findings.facts.setdefault("data_problems", {})[split] = [asdict(problem) for problem in problems]
+    for problem in problems[:_MOST_TOLD]:
+        findings.error(_AREA, problem.message, key)
+    if not problems:
+        findings.error(_AREA, first, key)
+    if len(problems) > _MOST_TOLD:
+        most = f"{_MOST_PROBLEMS} or more" if len(problems) == _MOST_PROBLEMS else f"{len(problems)}"
+        findings.error(_AREA, f"{key}: {most} problems in all; --json has them.", key)
+
+
+def check_sources(datasets: dict[str, Any], manager: Any, findings: Findings) -> None:
+    """Every row has a reward function that can read its ground truth."""
+    for dataset in datasets.values():
+        try:
+            check_data_sources(dataset, manager)
+        except RewardError as error:
+            findings.error(_AREA, str(error), "data.reward_fn_key")
+
+
+def _prompt_lengths(dataset: Any) -> list[int]:
+    """Of at most some thousand rows, spread over the dataset."""
+    step = max(1, len(dataset) // 4096)
+    lengths = []
+    for position in range(0, len(dataset), step):
+        row = dataset[position]
+        ids = row.get("input_ids") if isinstance(row, dict) else None
+        if ids is None:
+            return []
+        lengths.append(len(ids))
+    return lengths

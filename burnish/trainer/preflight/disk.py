@@ -1,0 +1,65 @@
+"""Whether the disk holds the checkpoints that the run will write."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from burnish.config import PPOTrainerConfig
+from burnish.engine.estimate import ModelEstimate
+from burnish.engine.state_bytes import optimizer_bytes
+from burnish.trainer.preflight.findings import Findings
+from burnish.utils.machine import free_bytes
+
+_AREA = "disk"
+GIB = 2**30
+
+
+def checkpoint_bytes(config: PPOTrainerConfig, models: Mapping[str, ModelEstimate]) -> int:
+    """One checkpoint: each trained model in its dtype, its masters where that has less precision, and its moments."""
+    total = 0
+    for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
+        model = models.get(role)
+        if model is None:
+            continue
+        has_adapters = model.num_trained < model.num_parameters
+        written = model.num_trained * 4 if has_adapters else model.num_parameters * model.dtype.itemsize
+        if "optimizer" in section.checkpoint.save_contents:
+            written += optimizer_bytes(section.optim, model.num_trained)
+            written += 4 * model.num_trained if model.dtype.itemsize < 4 and not has_adapters else 0
+        total += written
+    return total
+
+
+def check_disk(
+    config: PPOTrainerConfig, models: Mapping[str, ModelEstimate], num_steps: int | None, findings: Findings
+) -> None:
+    """Compares the free space with the checkpoints that exist at once.
+
+    Args:
+        num_steps: of the run; None is not known.
+    """
+    trainer = config.trainer
+    if trainer.save_freq <= 0:
+        findings.note(_AREA, "trainer.save_freq saves no checkpoint.", "trainer.save_freq")
+        return
+    each = checkpoint_bytes(config, models)
+    number = trainer.max_actor_ckpt_to_keep
+    saved = None if num_steps is None else max(1, -(-num_steps // trainer.save_freq))
+    # One more than are kept: the new one is complete before the oldest goes.
+    at_once = saved if number is None else number + 1 if saved is None else min(number + 1, saved)
+    folder = Path(trainer.default_local_dir).expanduser().absolute()
+    existing = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), None)
+    free = None if existing is None else free_bytes(str(existing))
+    needed = each * (at_once or 1)
+    findings.facts["disk"] = {"checkpoint_bytes": each, "checkpoints": at_once, "free_bytes": free}
+    said = f"a checkpoint takes {each / GIB:.1f} GiB" + (
+        f", and {at_once:,} exist at once ({needed / GIB:.1f} GiB)" if at_once is not None else ""
+    )
+    if free is not None and needed > free:
+        findings.error(
+            _AREA,
+            f"trainer.default_local_dir={trainer.default_local_dir}: {said}, but {free / GIB:.1f} GiB are free there. Set "
+            f"trainer.max_actor_ckpt_to_keep, save less often (trainer.save_freq), or choose another disk.",
+        )
+    else:
+        told = "an unknown amount is" if free is None else f"{free / GIB:.1f} GiB are"
+        findings.note(_AREA, f"{said[0].upper()}{said[1:]}; {told} free.", "trainer.save_freq")

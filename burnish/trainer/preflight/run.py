@@ -1,0 +1,104 @@
+"""All checks of a run, in the order in which they build on each other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.config import PPOTrainerConfig
+from burnish.config.plan import BatchPlan
+from burnish.render import load_tokenizer
+from burnish.reward import load_reward_manager
+from burnish.trainer.preflight.cluster import check_cluster
+from burnish.trainer.preflight.compose import check_composed, compose
+from burnish.trainer.preflight.data import check_sources, load_data
+from burnish.trainer.preflight.disk import check_disk
+from burnish.trainer.preflight.findings import Findings
+from burnish.trainer.preflight.memory_check import check_memory
+from burnish.trainer.preflight.reward import probe_reward
+from burnish.trainer.preflight.template import check_tokenizer
+from burnish.utils.device_table import DeviceCeilings
+
+
+def preflight(
+    overrides: Sequence[str],
+    config_name: str | None = None,
+    config_path: str | None = None,
+    *,
+    device: DeviceCeilings | None = None,
+    findings: Findings | None = None,
+) -> tuple[Findings, PPOTrainerConfig | None, BatchPlan | None]:
+    """Looks at everything that the arguments of ``burnish train`` name.
+
+    Args:
+        device: plans memory and time for this GPU instead of the machine's own.
+        findings: to go on from.
+
+    Returns:
+        what was found, the configuration and the plan of a step, as far as these can be made.
+    """
+    found = Findings() if findings is None else findings
+    config = compose(overrides, config_name, config_path, found)
+    if config is None:
+        return found, None, None
+    plan = check_composed(config, found)
+    tokenizer: Any = None
+    model = config.actor_rollout_ref.model
+    if model.path is not None:
+        with found.attempt("template"):
+            tokenizer = load_tokenizer(
+                model.tokenizer_path or model.path,
+                trust_remote_code=model.trust_remote_code,
+                chat_template=model.custom_chat_template,
+            )
+    num_steps = config.trainer.total_training_steps
+    if tokenizer is not None:
+        check_tokenizer(config, tokenizer, found)
+        rows = _check_rows(config, tokenizer, found)
+        if num_steps is None and rows is not None:
+            num_steps = rows // config.data.train_batch_size * config.trainer.total_epochs
+    with found.attempt("config"):
+        _check_plug_ins(config)
+    reports = []
+    if plan is not None and model.path is not None and _has_config(model.path):
+        reports = check_memory(config, plan, found, device=device)
+    if reports:
+        check_disk(config, {role: one for report in reports for role, one in report.models.items()}, num_steps, found)
+    check_cluster(config, found)
+    return found, config, plan
+
+
+def _check_rows(config: PPOTrainerConfig, tokenizer: Any, found: Findings) -> int | None:
+    """Data and rewards; the number of training rows."""
+    datasets = load_data(config, tokenizer, found)
+    manager: Any = None
+    with found.attempt("reward"):
+        manager = load_reward_manager(config.reward, tokenizer)
+    if manager is not None:
+        try:
+            check_sources(datasets, manager, found)
+            for split, dataset in datasets.items():
+                if not any(item.area == "reward" and item.level == "error" for item in found.items):
+                    probe_reward(config, manager, dataset, tokenizer, found, key=f"data.{split}_files")
+        finally:
+            close = getattr(manager, "close", None)
+            if close is not None:
+                close()
+    return len(datasets["train"]) if "train" in datasets else None
+
+
+def _check_plug_ins(config: PPOTrainerConfig) -> None:
+    """Code that is named by the configuration can be loaded."""
+    from burnish.rollout import get_rollout_cls
+    from burnish.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from burnish.utils.tracking import check_loggers
+
+    get_adv_estimator_fn(config.algorithm.adv_estimator)
+    get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    get_rollout_cls(config.actor_rollout_ref.rollout.name)
+    check_loggers(config.trainer.logger)
+
+
+def _has_config(path: str) -> bool:
+    """Whether the model's configuration can be read; a hub name is asked for by whoever loads it."""
+    folder = Path(path).expanduser()
+    return (folder / "config.json").is_file() or (not folder.exists() and path.count("/") == 1)
