@@ -18,6 +18,12 @@ from burnish.utils.errors import ConfigError
 from burnish.utils.secrets import redact_text
 
 _AREAS = ("config", "data", "reward", "template", "memory", "time", "disk", "cluster", "versions")
+_OPTIONS_HELP = """\
+options of this command:
+  --json                one line for machines
+  --device NAME         plan memory and time for this GPU, as "H100 80GB"
+
+"""
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
@@ -34,7 +40,7 @@ def run_check(argv: Sequence[str]) -> int:
     findings = Findings()
     plan: BatchPlan | None = None
     try:
-        args = parse_train_args(words)
+        args = parse_train_args(words, command="check", own_options=_OPTIONS_HELP)
         device = None if device_name is None else named_device(device_name)
     except ConfigError as error:
         findings.error("config", str(error))

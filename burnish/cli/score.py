@@ -116,7 +116,10 @@ def _out_file(out: str | None, files: Sequence[Path]) -> Path:
     first = files[0]
     path = Path(out).expanduser() if out else first.with_name(f"{first.name.split('.')[0]}.scored.jsonl")
     if path.resolve() in [file.resolve() for file in files]:
-        raise ConfigError(f"--out={path}: this is one of the files that are read; name another.")
+        raise ConfigError(
+            f"{f'--out={out}' if out else f'{path}, where the scored rows would go'}: this is one of the files that are "
+            f"read. Name another by --out, or by --data a pattern without it."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

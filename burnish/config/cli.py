@@ -15,6 +15,10 @@ examples:
 
 docs/config.md lists all keys.
 """
+_DESCRIPTIONS = {
+    "train": "Trains a language model with reinforcement learning.",
+    "check": "Checks a run before it costs anything: says what burnish train would meet with the same arguments.",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,14 +43,18 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message[:1].upper()}{message[1:]}. Keys are set as key=value; --help shows the options.")
 
 
-def parse_train_args(argv: Sequence[str]) -> TrainArgs:
-    """Parses the words after ``burnish train`` or ``python -m burnish.trainer.main_ppo``.
+def parse_train_args(argv: Sequence[str], *, command: str = "train", own_options: str = "") -> TrainArgs:
+    """Parses the words after ``burnish train``, ``burnish check`` or ``python -m burnish.trainer.main_ppo``.
+
+    Args:
+        command: as ``--help`` calls it.
+        own_options: what ``--help`` says of options that the command has taken out of ``argv`` itself.
 
     Raises:
         ConfigError: an option that does not exist, or a key written as an option.
         SystemExit: ``--help`` was asked for and printed.
     """
-    options, words = _parser().parse_known_args(list(argv))
+    options, words = _parser(command, own_options).parse_known_args(list(argv))
     for word in words:
         if word.startswith("-"):
             raise _unknown_option(word)
@@ -60,11 +68,11 @@ def parse_train_args(argv: Sequence[str]) -> TrainArgs:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str, own_options: str) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="burnish train",
-        description="Trains a language model with reinforcement learning.",
-        epilog=_EPILOG,
+        prog=f"burnish {command}",
+        description=_DESCRIPTIONS[command],
+        epilog=own_options + _EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

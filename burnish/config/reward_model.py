@@ -44,7 +44,7 @@ class RewardModelConfig(Section):
     """Tokens of a conversation that the reward model sees; of longer ones the beginning is cut. null: as many as it has
     positions."""
     micro_batch_size_per_gpu: int | None = key(None, ge=1)
-    """Samples that go through the model at once, per worker; null: as many as `forward_max_token_len_per_gpu` allows."""
+    """Samples that go through the model at once, per worker; null: `use_dynamic_bsz` becomes true."""
     use_dynamic_bsz: bool = key(None, follows="critic.use_dynamic_bsz")
     """Cut micro-batches by tokens instead of samples."""
     forward_max_token_len_per_gpu: int = key(None, follows="critic.forward_max_token_len_per_gpu", ge=1)

@@ -51,6 +51,7 @@ def settle(config: PPOTrainerConfig) -> None:
         ("actor_rollout_ref.rollout", "log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
         ("actor_rollout_ref.ref", "log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
         ("critic", "use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"),
+        ("reward.reward_model", "use_dynamic_bsz", "micro_batch_size_per_gpu"),
     ):
         if value_of(config, f"{section}.{size}") is None:
             setattr(value_of(config, section), switch, True)

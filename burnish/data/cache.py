@@ -1,6 +1,7 @@
 """Rendered data sets on disk, found again by the content of everything that they are made of."""
 
 import contextlib
+import datetime
 import hashlib
 import json
 import logging
@@ -47,6 +48,8 @@ def cache_file(folder: str, sources: Sequence[Source], preparer: RowPreparer, *,
         "policy": preparer.policy,
         "tools": preparer.tools,
         **{key: getattr(config, key) for key in _KEYS},
+        # A template that writes the date renders other ids tomorrow.
+        "date": str(datetime.date.today()) if "strftime_now" in str(preparer.tokenizer.chat_template) else None,
         "sources": [str(source.absolute() if isinstance(source, Path) else source) for source in sources],
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())

@@ -42,7 +42,8 @@ def load_tokenizer(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(f"The tokenizer of {path} cannot be loaded: {error}") from error
+        nowhere = "" if folder.exists() else f" There is no folder {path} in {Path.cwd()} either."
+        raise ModelError(f"The tokenizer of {path} cannot be loaded: {str(error).rstrip()}{nowhere}") from error
     if chat_template is not None:
         tokenizer.chat_template = read_chat_template(chat_template)
     set_pad_token(tokenizer)

@@ -132,14 +132,14 @@ class JsonClient:
                 f"{self._shown_url} did not answer within {self.timeout:g} s.", is_passing=True, is_timeout=True
             ) from None
         except httpx.HTTPError as error:
-            reason = self._hide(str(error)) or type(error).__name__
+            reason = self.hide(str(error)) or type(error).__name__
             raise RequestError(f"{self._shown_url} cannot be talked to: {reason}.", is_passing=True) from None
         if answer.status_code >= 300:
             raise self._refusal(answer.status_code, bytes(content), answer.headers)
         try:
             return json.loads(bytes(content))
         except (ValueError, RecursionError):
-            shown = self._hide(content[:_SHOWN].decode(errors="replace"))
+            shown = self.hide(content.decode(errors="replace"))[:_SHOWN]
             raise RequestError(f"{self._shown_url} did not answer in JSON but: {shown!r}.", is_passing=True) from None
 
     def _client(self) -> Any:
@@ -158,13 +158,14 @@ class JsonClient:
     def _secret(self) -> str:
         return (env.get(self._api_key_env) or "").strip() if self._api_key_env else ""
 
-    def _hide(self, text: str) -> str:
+    def hide(self, text: str) -> str:
         """``text`` without the key, which some servers repeat in their errors."""
         secret = self._secret()
         return text.replace(secret, "***") if secret else text
 
     def _refusal(self, status: int, content: bytes, headers: Mapping[str, str]) -> RequestError:
-        said = self._hide(_said(content)).rstrip(".")
+        # Hidden before it is cut, which might leave the beginning of the key.
+        said = _said(self.hide(content.decode(errors="replace"))).rstrip(".")
         sentence = f"{self._shown_url} answered {status}{f': {said}' if said else ''}."
         is_passing = status in PASSING_STATUSES
         return RequestError(
@@ -255,9 +256,9 @@ def _without_password(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _said(content: bytes) -> str:
+def _said(content: str) -> str:
     """The sentence in the body of an error, as OpenAI's API and FastAPI write it."""
-    text = content.decode(errors="replace").strip()
+    text = content.strip()
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

@@ -158,7 +158,8 @@ class Judge:
             text = _text(choice["message"]["content"])
         except (TypeError, KeyError, IndexError):
             raise RequestError(
-                f"The judge's server answers, but not with a chat completion: {json.dumps(answer)[:_SHOWN]}."
+                f"The judge's server answers, but not with a chat completion: "
+                f"{self._client.hide(json.dumps(answer))[:_SHOWN]}."
             ) from None
         usage = answer.get("usage")
         tokens = usage.get("total_tokens") if isinstance(usage, dict) else None

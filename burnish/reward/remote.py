@@ -84,9 +84,12 @@ class RemoteRewards:
             results = read_results(answer, ids, self._client.url)
         except RewardError as error:
             results = {identity: _failed(error) for identity in ids}
+        hide = self._client.hide
         seconds = time.perf_counter() - started
         for identity, outcome in results.items():
-            outcomes[ids[identity]] = Outcome(outcome.value, outcome.error, "", outcome.kind, seconds)
+            outcomes[ids[identity]] = Outcome(
+                outcome.value, outcome.error and hide(outcome.error), "", outcome.kind, seconds
+            )
         return [outcome for outcome in outcomes if outcome is not None]
 
 

@@ -79,7 +79,9 @@ class Supervisor:
             self.closed = True
             self.changed.notify_all()
         self._ring()
-        self._thread.join()
+        # Garbage is collected on any thread, this one too.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):  # A full pipe rings too; a closed one has nobody to wake.

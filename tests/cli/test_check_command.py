@@ -285,3 +285,48 @@ def test_no_setting_whatever_ends_in_a_traceback(tmp_path, capsys, wrong):
     status, result = report(capsys, argv)
     assert status in (0, 1)
     assert result["ok"] is (status == 0)
+
+
+def test_help_is_of_this_command_and_names_its_own_options(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_check(["--help"])
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "usage: burnish check" in told
+    assert "--json" in told
+    assert "--device" in told
+
+
+def test_a_model_that_neither_disk_nor_hub_has_is_asked_for_once(tmp_path, capsys, monkeypatch):
+    from burnish.trainer.preflight import run
+    from burnish.utils.errors import ModelError
+
+    def refused(path, **kwargs):
+        raise ModelError(f"The tokenizer of {path} cannot be loaded.")
+
+    monkeypatch.setattr(run, "load_tokenizer", refused)
+    monkeypatch.setattr(run, "check_memory", lambda *args, **kwargs: pytest.fail("the hub was asked again"))
+    status, result = report(capsys, base(tmp_path, "actor_rollout_ref.model.path=no/such"))
+    assert status == 1
+    assert errors(result, "template") == ["The tokenizer of no/such cannot be loaded."]
+
+
+def test_a_function_that_fails_on_some_responses_is_a_warning_with_their_number(tmp_path, capsys):
+    file = tmp_path / "often.py"
+    file.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float('nan') if not solution_str else float(ground_truth in solution_str)\n"
+    )
+    status, result = report(
+        capsys, base(tmp_path, f"reward.custom_reward_function.path={file}", "reward.num_workers=0")
+    )
+    assert status == 0
+    assert "fails on 3 of" in warnings(result, "reward")[0]
+
+
+def test_a_data_source_without_a_function_is_told_once_without_a_traceback(tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", [row(number) | {"data_source": "nobody"} for number in range(16)])
+    status, result = report(capsys, base(tmp_path, train=path))
+    assert status == 1
+    assert [one["area"] for one in result["findings"] if "nobody" in one["message"]] == ["data"]
+    assert "Traceback" not in str(result)

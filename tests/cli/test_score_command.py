@@ -117,3 +117,13 @@ def test_pass_at_k_is_the_chance_of_a_right_one() -> None:
     assert pass_at_k(4, 1, 2) == 0.5
     assert pass_at_k(4, 3, 2) == 1.0
     assert pass_at_k(4, 0, 4) == 0.0
+
+
+def test_a_place_of_its_own_choice_that_is_read_too_is_not_called_an_option(tmp_path):
+    from burnish.cli.score import _out_file
+    from burnish.utils.errors import ConfigError
+
+    files = [tmp_path / "1.jsonl", tmp_path / "1.scored.jsonl"]
+    with pytest.raises(ConfigError, match="where the scored rows would go: this is one of the files") as refused:
+        _out_file(None, files)
+    assert "--out=" not in str(refused.value)

@@ -1,5 +1,6 @@
 """Rendered by several processes, kept in a cache, and checked row by row: always the same rows."""
 
+import datetime
 import json
 import logging
 
@@ -96,6 +97,22 @@ def test_whatever_the_rows_depend_on_makes_another_cache_file(file):
         assert len(cached(file)) == number, change
     file.write_text(file.read_text() + '\n{"prompt": "d"}')
     assert load(file).num_rows == 4
+
+
+def test_a_template_that_writes_the_date_is_rendered_anew_each_day(file, monkeypatch):
+    class Tomorrow(datetime.date):
+        @classmethod
+        def today(cls):
+            return cls(2999, 1, 1)
+
+    dated = byte_tokenizer(CHATML + "{# strftime_now #}")
+    for tokenizer in (dated, TOKENIZER):
+        load(file, tokenizer)
+    assert len(cached(file)) == 2
+    monkeypatch.setattr(datetime, "date", Tomorrow)
+    for tokenizer in (dated, TOKENIZER):
+        load(file, tokenizer)
+    assert len(cached(file)) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", None])

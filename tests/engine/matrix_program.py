@@ -17,7 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from burnish.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-from burnish.engine import FSDPEngine, fsdp, offload
+from burnish.engine import FSDPEngine, offload, prepare
 from burnish.model import policy
 from burnish.model.fused_layers import fuse_layers
 from burnish.model.load import build_causal_lm
@@ -208,7 +208,7 @@ def gradient(case: dict[str, str], folder: Path) -> dict[str, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         widen_norms(patch)
         fuse = fuse_layers if case["layers"] == "fused" else lambda model: False
-        patch.setattr(fsdp, "fuse_where_it_pays", lambda model, *_: fuse(model))
+        patch.setattr(prepare, "fuse_where_it_pays", lambda model, *_: fuse(model))
         if case["head"] == "many chunks":
             patch.setattr(policy, "fused_head", partial(policy.fused_head, chunk_size=5))
         if case["head"] == "full logits":

@@ -141,6 +141,38 @@ def test_no_program_passes_without_the_answers(cheat: str) -> None:
         assert result["num_passed"] <= allowed, (truth, result)
 
 
+STAND_INS = {
+    "a module": (
+        "class math:\n    isclose = staticmethod(lambda *a, **k: True)\n",
+        "assert math.isclose(add(1, 2), 777001)",
+    ),
+    "the end of a loop": ("", "assert all(map(lambda x: add(x, 2) == 777001, [1, 2]))"),
+    "builtins": (
+        """
+import json, sys
+main, dumps = sys.modules["__main__"], json.dumps
+def zero(*args): return 0
+def forged(reply):
+    json.dumps = dumps
+    main.kept.append(zero)
+    number = len(main.kept) - 1
+    reply["value"]["d"].append(["__builtins__", {"d": [["abs", {"h": number}]]}])
+    return dumps(reply)
+json.dumps = forged
+""",
+        "assert abs(add(1, 2) - 777001) < 1e-6",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STAND_INS)
+def test_what_a_program_puts_in_the_place_of_a_tests_own_means_gains_it_nothing(what: str) -> None:
+    code, test = STAND_INS[what]
+    ends = "raise StopIteration" if what == "the end of a loop" else "return 0"
+    assert score(f"{code}\ndef add(a, b): {ends}\n", [test]) == 0.0
+    assert score("import math\ndef add(a, b): return 777001\n", [test]) == 1.0
+
+
 def test_a_test_that_hangs_costs_its_time_and_no_other_test() -> None:
     truth = {"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}
     hangs = "n = int(input())\nwhile n == 2: pass\nprint(n)"

@@ -63,7 +63,7 @@ def test_the_table_in_the_docs_is_true():
     modules = {"gsm8k": gsm8k, "hendrycks_math": hendrycks_math, "dapo_math": dapo_math, "choice": choice}
     page = (REPO / "docs" / "rewards.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \*?\*?(\w+)[^|]* \| (\S+) \| `(.*?)` \| (-?[01]) \| (-?[01]) \|$", page, re.MULTILINE)
-    assert len(rows) == 26
+    assert len(rows) == 30
     for name, truth, response, strict, flexible in rows:
         compute_score = modules[name].compute_score
         assert score_of(compute_score(response, truth, method="strict")) == int(strict), response
@@ -208,7 +208,15 @@ def test_what_is_no_letter_is_no_truth_of_a_choice(truth):
         (r"\boxed{\textbf{(B)}\ 5}", "B"),
         ("Answer: A and B", ""),
         ("Answer: A, B", ""),
-        ("Answer: I don't know", "I"),
+        ("Answer: I don't know", ""),
+        ("Answer: I", "I"),
+        ("The answer is option C", "C"),
+        ("The answer is choice (C).", "C"),
+        ('Answer: "C"', "C"),
+        ("Answer: [C]", "C"),
+        ("Answer:\nC", "C"),
+        ("Answer: C; D", ""),
+        ("Answer: option Certainly", ""),
         ("The answer is a dog", ""),
         ("The answer is A dog", "A"),
         ("The answer is can't", ""),
@@ -524,3 +532,52 @@ def test_every_task_of_reasoning_gym_scores_its_own_answers_after_json():
                 assert gym.compute_score(reference, "", extra_info)["score"] == 1, (task, entry["answer"])
                 tried += 1
     assert tried > 150
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "same"),
+    [
+        ("3 1/2", "7/2", True),
+        ("3 1/2", "31/2", False),
+        ("-3 1/2", "-3.5", True),
+        ("1 2", "12", False),
+        ("1 234", "1234", True),
+        ("x^{2}", "x^2", True),
+        (r"a_{n}", "a_n", True),
+        ("x^{12}", "x^12", False),
+        (r"\frac x2", r"\dfrac{x}{2}", True),
+        (r"\text{(A)}", "A", True),
+        ("(A)", r"\textbf{A}", True),
+        ("7 million", "7", False),
+        ("5 squared", "5", False),
+        ("5 minutes", "5", True),
+    ],
+)
+def test_what_spaces_braces_and_words_change_in_an_answer(answer, truth, same):
+    assert latex.same_answer(answer, truth) is same
+    assert latex.same_answer(truth, answer) is same
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (r"\boxed{25}", 1.0),
+        (r"$\boxed{25}$ dollars", 1.0),
+        ("25 and 26", 0.0),
+        ("25; 26", 0.0),
+        ("25–26", 0.0),
+        ("25 apples and 3 pears", 0.0),
+        ("25 – as shown", 1.0),
+    ],
+)
+def test_gsm8k_takes_a_box_behind_the_mark_and_no_choice_of_numbers(answer, score):
+    assert gsm8k.compute_score(f"#### {answer}", "25") == score
+
+
+@pytest.mark.parametrize("answer", ["\n34", "\n\n$$34$$", "\n$$\n34\n$$", "\n\\[\n34\n\\]", "**\n\n$\\boxed{34}$"])
+def test_an_answer_may_stand_on_the_line_below_its_mark(answer):
+    assert dapo_math.compute_score(f"**Answer:{answer}", "34")["acc"]
+
+
+def test_a_full_stop_ends_an_expression_of_countdown():
+    assert countdown.compute_score("<answer>(7 - 8/8) * 4 = 24.</answer>", GAME) == 1.0

@@ -136,6 +136,16 @@ def test_the_key_is_sent_and_never_shown(monkeypatch):
     assert "sk-planted" not in repr(error.value)
 
 
+@pytest.mark.parametrize(
+    "reply", [Reply({"error": "x" * 290 + "sk-planted-secret"}, 401), Reply(raw=b"x" * 290 + b"sk-planted-secret")]
+)
+def test_no_beginning_of_the_key_is_left_where_an_answer_is_cut(monkeypatch, reply):
+    monkeypatch.setenv("JUDGE_KEY", "sk-planted-secret")
+    with serving(in_turn(reply)) as server, pytest.raises(RequestError) as error:
+        client(server.url, api_key_env="JUDGE_KEY", max_attempts=1).post_now({})
+    assert "sk-pl" not in str(error.value)
+
+
 def test_a_key_must_be_in_the_environment(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"reward\.remote\.api_key_env=NO_SUCH_KEY: there is no environment variable"):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from burnish.config import AlgoConfig, FilterGroupsConfig
+from burnish.config import AlgoConfig, FilterGroupsConfig, RewardConfig
 from burnish.data import collate_fn
 from burnish.reward import DAPORewardManager, NaiveRewardManager
 from burnish.trainer.ppo.reward_probe import check_reward_numbers
@@ -18,7 +18,9 @@ def probe(function, *, metric=None, gdpo=None, manager=NaiveRewardManager):
         gdpo_reward_keys=gdpo,
         filter_groups=FilterGroupsConfig(enable=metric is not None, metric=metric),
     )
-    check_reward_numbers(config, manager(TOKENIZER, function), ROWS, collate_fn, eos=TOKENIZER.eos_token_id)
+    # In this process, where a function may note what it was asked.
+    scores = manager(TOKENIZER, function, RewardConfig(num_workers=0))
+    check_reward_numbers(config, scores, ROWS, collate_fn, eos=TOKENIZER.eos_token_id)
 
 
 def returning(value):

@@ -38,20 +38,26 @@ _NUMBER = re.compile(rf"(?P<sign>{_SIGN})(?:{_FRACTION}|{_MIXED}|{_PLAIN})")
 
 # Thousands with spaces between them: only where a number is expected, in running text these are several numbers.
 _SPACED_THOUSANDS = re.compile(rf"{_SIGN}[0-9]{{1,3}}(?: [0-9]{{3}})+(?![0-9])")
-_OPENING = re.compile(r"[ \t]*(?:\*\*|[*_`]|\\\()?[ \t]*")
+_OPENING = re.compile(r"[ \t]*(?:\*\*|[*_`]|\\\(|\$?\\boxed\{)?[ \t]*")
 # What makes a number the beginning of something longer: an operator or another number behind it.
 _GOES_ON = re.compile(
-    r"%?[ \t]*(?:(?:[-+*^/:,]|\\times|\\cdot|\\div|x(?![a-z])|(?:[A-Za-z]+[ \t]+)?(?<![A-Za-z])or(?![a-z])|to(?![a-z]))"
+    r"%?[ \t]*(?:(?:[-+*^/:,;|&–—]|\\times|\\cdot|\\div|x(?![a-z])"
+    r"|(?:[A-Za-z]+[ \t]+)?(?<![A-Za-z])(?:or|and)(?![a-z])|to(?![a-z]))"
     rf"[ \t]*[-{_CURRENCY}]?(?:[.0-9({{]|\\[dt]?frac|\\sqrt)|[.0-9]*[0-9]|(?<![ \t])\([-0-9]|\\[dt]?frac|\\sqrt)"
 )
+# Words behind a number that make another one of it: what they follow is not the value.
+_NO_UNIT = (
+    "and|hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?|squared|cubed|factorial|choose|mod|"
+    "plus|minus|times|over|divided|root|sqrt"
+)
 _UNIT = re.compile(
-    r"%?(?:[ ]+(?:(?:[kcm]m|mi|ft|in|kg|lb|oz|hr|[md]?l|m|g|s|h)\b|(?!and\b)[a-z]{3,})(?:\^\{?[0-9]\}?)?)*",
+    rf"%?(?:[ ]+(?:(?:[kcm]m|mi|ft|in|kg|lb|oz|hr|[md]?l|m|g|s|h)\b|(?!(?:{_NO_UNIT})\b)[a-z]{{3,}})(?:\^\{{?[0-9]\}}?)?)*",
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BRACE_OR_ESCAPE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_CONTENT = re.compile(r"[^\s$]+")
-_STATED = re.compile(r"\banswer\b[ \t*]*(?:is\b|:|=)[ \t*:]*([^\n]*)", re.IGNORECASE)
+_STATED = re.compile(r"\banswer\b[ \t*]*(?:is\b|:|=)[\s*:]*(?:(?:\\\[|\$\$)[ \t]*\n\s*)?([^\n]*)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.。](?:\s|$)")
 
 
@@ -195,8 +201,8 @@ def last_tag(text: str, tag: str = "answer") -> tuple[int, str] | None:
 
 
 def last_stated(text: str) -> tuple[int, str] | None:
-    """Where the last "Answer: ..." or "answer is ..." starts and what it says, to the end of its line or sentence; None
-    if there is none."""
+    """Where the last "Answer: ..." or "answer is ..." starts and what it says, to the end of its line or sentence (of the
+    next line that has one, where its own ends there); None if there is none."""
     found = None
     for found in _STATED.finditer(text):  # noqa: B007  the last one is wanted
         pass
@@ -225,7 +231,8 @@ def truth_numbers(ground_truth: Any) -> list[Fraction]:
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, (int, float, str, list)):
         raise RewardError(
             f"The ground truth {ground_truth!r:.80} is {type(ground_truth).__name__}; a number is needed: an int, a "
-            f"float, a text with a number, or a list of those (column reward_model.ground_truth)."
+            f"float, a text with a number, or a list of those (column reward_model.ground_truth, or "
+            f"what data.answer_key names)."
         )
     if isinstance(ground_truth, list):
         if not ground_truth:
@@ -244,7 +251,10 @@ def truth_numbers(ground_truth: Any) -> list[Fraction]:
         exact = Decimal(str(ground_truth))
         number = Fraction(exact) if exact.is_finite() else None
     if number is None:
-        raise RewardError(f"The ground truth {ground_truth!r:.80} holds no number (column reward_model.ground_truth).")
+        raise RewardError(
+            f"The ground truth {ground_truth!r:.80} holds no number (column reward_model.ground_truth, or what "
+            f"data.answer_key names)."
+        )
     return [number]
 
 

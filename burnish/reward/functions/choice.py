@@ -32,9 +32,10 @@ from burnish.utils.errors import RewardError
 
 Method = Literal["strict", "flexible"]
 
-_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{|[{}*`$]|\\[()]")
+_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{|[{}*`$\[\]\"“”]|\\[()]")
+_BEFORE = re.compile(r"(?:the )?(?:option|choice|letter)\s+(?=\(?[A-Z](?![A-Za-z0-9']))", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-Z])(?:\)|(?![A-Za-z0-9'])|\Z)", re.IGNORECASE)
-_ANOTHER = re.compile(r"\s*(?:or|and|,|/|&)\s*\(?[A-Z]\)?(?![A-Za-z0-9])", re.IGNORECASE)
+_ANOTHER = re.compile(r"\s*(?:or|and|,|;|/|&)\s*\(?[A-Z]\)?(?![A-Za-z0-9])", re.IGNORECASE)
 _LETTER_ALONE = re.compile(r"\(?([A-Z])\)?\.?", re.IGNORECASE)
 
 
@@ -50,12 +51,15 @@ def extract_choice(solution_str: str, method: Method = "flexible") -> str:
 
 
 def _leading_letter(text: str) -> str:
-    text = _MARKUP.sub("", text).strip()
+    text = _BEFORE.sub("", _MARKUP.sub("", text).strip(), count=1)
     found = _LETTER.match(text)
     if found is None or _ANOTHER.match(text, found.end()):
         return ""
     # "a dog" begins with an article; as a letter it stands alone or in front of a sign.
     if found.group() == "a" and len(text) > 1:
+        return ""
+    # "I think", "I don't know"; a ninth choice is followed by a sign or by nothing.
+    if found.group() == "I" and re.match(r"\s+[a-z]", text[1:]):
         return ""
     return found.group(1).upper()
 

@@ -207,7 +207,7 @@ def compute_score(
     text = found[1].translate(_SIGNS)
     for latex, plain in _LATEX:
         text = text.replace(latex, plain)
-    expression, _, claimed = text.strip().strip("$").partition("=")
+    expression, _, claimed = text.strip().strip("$").rstrip().removesuffix(".").strip("$").partition("=")
     try:
         value, used = evaluate(expression)
         claim = evaluate(claimed)[0] if claimed.strip() else value

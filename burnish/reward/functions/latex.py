@@ -40,9 +40,12 @@ _DROPPED = (
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[0-9})])\s*\\(?:text|textrm|mathrm|mbox)\{[^{}]*\}(?:\^\{?[0-9]\}?)?\s*\Z")
 _ASSIGNMENT = re.compile(r"\A\s*[A-Za-z](?:_?[A-Za-z0-9])?\s*=(?!=)")
-_SHORT_FRACTION = re.compile(r"\\frac(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
+_SHORT_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
 _PLAIN_FRACTION = re.compile(r"(-?[0-9]++)/([0-9]++)")
+_MIXED = re.compile(r"(-?[0-9]++)\s+([0-9]++/[0-9]++)")
+_SHORT_SCRIPT = re.compile(r"([\^_])\{([0-9A-Za-z])\}")
+_LONE_LETTER = re.compile(r"\(([A-Z])\)")
 _LONE_POINT = re.compile(r"(?<![0-9])\.(?=[0-9])")
 
 
@@ -61,7 +64,16 @@ def normalise(answer: str) -> str:
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     text = _SHORT_FRACTION.sub(_full_fraction, text)
     text = _LONE_POINT.sub("0.", text)
-    text = re.sub(r"\s+", "", text)
+    text = _SHORT_SCRIPT.sub(r"\1\2", text)
+    text = text.strip()
+    if mixed := _MIXED.fullmatch(text):
+        over, under = mixed[2].split("/")
+        return rf"{mixed[1]}\frac{{{over}}}{{{under}}}"
+    # Digits stay apart, unless they are the thousands of one number: "1 2" is not 12.
+    text = re.sub(r"(?<=[0-9])\s+(?=[0-9]{3}(?![0-9]))", "", text)
+    text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+    if letter := _LONE_LETTER.fullmatch(text):
+        return letter[1]
     if plain := _PLAIN_FRACTION.fullmatch(text):
         sign = "-" if plain[1].startswith("-") else ""
         text = rf"{sign}\frac{{{plain[1].removeprefix('-')}}}{{{plain[2]}}}"

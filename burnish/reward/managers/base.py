@@ -175,7 +175,7 @@ class BaseRewardManager:
         if not lost:
             return
         first = scores[lost[0]]
-        said = f"{_place(data, lost[0])}: {first.error}"
+        said = f"{_place(data, lost[0])}: {first.error}".rstrip(".")
         trace = f"\n{first.traceback.rstrip()}" if first.traceback else ""
         if self.config.on_error == "raise":
             raise RewardError(f"The reward function failed on {said} (reward.on_error=raise).{trace}")

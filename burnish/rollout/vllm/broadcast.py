@@ -26,6 +26,9 @@ from burnish.utils.errors import RolloutError
 Check = Callable[[], None]
 """Raises where waiting has become pointless."""
 
+# A worker waits so much longer than the sender.
+_GRACE_S = 5.0
+
 
 class _Local:
     """Memory that only this process sees; see `burnish.rollout.vllm.transports.Bucket`."""
@@ -187,7 +190,8 @@ class BroadcastReceiver:
 
     def __init__(self, address: dict[str, Any], rank: int, device: torch.device | str) -> None:
         self._address, self._rank, self._device = address, rank, torch.device(device)
-        self._timeout = timedelta(seconds=address["timeout_s"])
+        # Longer than the sender waits for another worker, so that this one hears who did not come.
+        self._timeout = timedelta(seconds=address["timeout_s"] + _GRACE_S)
         self._store = dist.TCPStore(
             address["host"], address["port"], is_master=False, wait_for_workers=False, timeout=self._timeout
         )
@@ -263,7 +267,7 @@ class BroadcastReceiver:
             self.close()
             raise RolloutError(
                 f"The trainer at {self._address['host']}:{self._address['port']} sent no weights for "
-                f"{self._address['timeout_s']:g} s, or is gone: {str(error).splitlines()[0]}"
+                f"{self._timeout.total_seconds():g} s, or is gone: {str(error).splitlines()[0]}"
             ) from error
 
 

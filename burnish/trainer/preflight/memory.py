@@ -1,7 +1,7 @@
 """Memory of each stage on one rank, estimated from the models' configurations: what is held, what a stage takes beside it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -293,12 +293,15 @@ class _Stages:
         critic, update = self.config.critic, self.plan.critic
         assert update is not None
         samples = -(-self.plan.samples * update.sequence_parallel // update.workers)
-        tokens = min(
-            micro_batch_tokens(update, self.plan, critic.use_prefix_grouper, samples=samples),
-            critic.forward_max_token_len_per_gpu if critic.use_dynamic_bsz else 1 << 62,
+        by_rows = not critic.use_dynamic_bsz and critic.forward_micro_batch_size_per_gpu is not None
+        cut = replace(
+            update,
+            micro_batch_samples=critic.forward_micro_batch_size_per_gpu if by_rows else None,
+            micro_batch_tokens=critic.forward_max_token_len_per_gpu,
         )
+        tokens = micro_batch_tokens(cut, self.plan, critic.use_prefix_grouper, samples=samples)
         taken = {"a pass": self.models["critic"].pass_bytes(tokens)}
-        name = "forward_max_token_len_per_gpu" if critic.use_dynamic_bsz else "forward_micro_batch_size_per_gpu"
+        name = "forward_micro_batch_size_per_gpu" if by_rows else "forward_max_token_len_per_gpu"
         key = f"critic.{name}={getattr(critic, name)}"
         return StageMemory(
             name="values", held=self._held("critic"), taken=taken, key=key, note=f"{tokens:,} tokens at once"

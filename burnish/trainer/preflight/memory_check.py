@@ -23,7 +23,7 @@ def named_device(text: str) -> DeviceCeilings:
     Raises:
         ConfigError: it is not in the table.
     """
-    found = find_device(text)
+    found = find_device(text) if text else None
     if found is None:
         raise ConfigError(
             f"--device {text!r}: this device is not in the table. Known: {', '.join(device.name for device in DEVICES)}."

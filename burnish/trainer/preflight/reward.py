@@ -76,7 +76,7 @@ def probe_reward(
     if not tries:
         return
     with Caught() as caught:
-        scores = _score(manager, dataset, tries, tokenizer)
+        scores, num_failed = _score(manager, dataset, tries, tokenizer)
     if caught.error is not None:
         error = caught.error
         told = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
@@ -84,6 +84,14 @@ def probe_reward(
             _AREA, f"The reward function fails on sample rows of {key}: {told}", _function_key(config)
         )
         return
+    if num_failed:
+        findings.warning(
+            _AREA,
+            f"The reward function fails on {num_failed} of {len(tries)} responses to sample rows of {key}: it raises, takes "
+            f"too long, dies, or returns no score or no finite one. The first is logged above; in training "
+            f"reward.on_error={config.reward.on_error} would decide.",
+            _function_key(config),
+        )
     by_row: dict[int, list[tuple[_Try, float | None]]] = {}
     for one, score in zip(tries, scores, strict=True):
         by_row.setdefault(one.row, []).append((one, score))
@@ -158,8 +166,8 @@ def _as_texts(truth: Any) -> list[str]:
     return [str(truth)]
 
 
-def _score(manager: Any, dataset: Any, tries: Sequence[_Try], tokenizer: Any) -> list[float | None]:
-    """The scores of the tries; None where there is none."""
+def _score(manager: Any, dataset: Any, tries: Sequence[_Try], tokenizer: Any) -> tuple[list[float | None], int]:
+    """The scores of the tries, None where there is none, and how many of them failed."""
     from burnish.data import collate_fn
 
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
@@ -170,7 +178,8 @@ def _score(manager: Any, dataset: Any, tries: Sequence[_Try], tokenizer: Any) ->
     result = manager(batch)
     totals = result.token_level_scores.sum(-1).tolist()
     valid = result.valid.tolist()
-    return [total if is_valid else None for total, is_valid in zip(totals, valid, strict=True)]
+    num_failed = sum(int(result.metrics.get(f"reward/{name}_count", 0)) for name in ("error", "timeout", "non_finite"))
+    return [total if is_valid else None for total, is_valid in zip(totals, valid, strict=True)], num_failed
 
 
 def _responses(batch_dict: dict[str, Any], texts: Sequence[str], tokenizer: Any, end: int, pad: int) -> DataProto:

@@ -59,7 +59,7 @@ def preflight(
     with found.attempt("config"):
         _check_plug_ins(config)
     reports = []
-    if plan is not None and model.path is not None and _has_config(model.path):
+    if plan is not None and model.path is not None and _has_config(model.path, on_hub=tokenizer is not None):
         reports = check_memory(config, plan, found, device=device)
     if reports:
         check_disk(config, {role: one for report in reports for role, one in report.models.items()}, num_steps, found)
@@ -75,9 +75,12 @@ def _check_rows(config: PPOTrainerConfig, tokenizer: Any, found: Findings) -> in
         manager = load_reward_manager(config.reward, tokenizer)
     if manager is not None:
         try:
-            check_sources(datasets, manager, found)
             for split, dataset in datasets.items():
-                if not any(item.area == "reward" and item.level == "error" for item in found.items):
+                num_errors = len(found.of("error"))
+                check_sources({split: dataset}, manager, found)
+                # Rows that no function can score would be told of again, with a traceback.
+                can_score = len(found.of("error")) == num_errors
+                if can_score and not any(item.area == "reward" and item.level == "error" for item in found.items):
                     probe_reward(config, manager, dataset, tokenizer, found, key=f"data.{split}_files")
         finally:
             close = getattr(manager, "close", None)
@@ -98,7 +101,12 @@ def _check_plug_ins(config: PPOTrainerConfig) -> None:
     check_loggers(config.trainer.logger)
 
 
-def _has_config(path: str) -> bool:
-    """Whether the model's configuration can be read; a hub name is asked for by whoever loads it."""
+def _has_config(path: str, *, on_hub: bool) -> bool:
+    """Whether the model's configuration can be read.
+
+    Args:
+        on_hub: whether a name of the hub is worth asking for: where its tokenizer could not be had, each further question
+            would wait half a minute for the same refusal.
+    """
     folder = Path(path).expanduser()
-    return (folder / "config.json").is_file() or (not folder.exists() and path.count("/") == 1)
+    return (folder / "config.json").is_file() or (on_hub and not folder.exists() and path.count("/") == 1)

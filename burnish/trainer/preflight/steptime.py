@@ -10,8 +10,8 @@ from burnish.rollout.native.memory import layer_shapes
 from burnish.trainer.ppo.roles import need_reference_policy
 from burnish.utils.device_table import DeviceCeilings
 
-# Shares of the ceilings: of matrix products in updates and passes as docs/performance.md measures them for half a billion parameters
-# (larger models reach more), of memory traffic in a decode step assumed.
+# Shares of the ceilings. Of matrix products in updates and passes: what docs/performance.md has for half a billion parameters
+# (larger models reach more). Of the memory's traffic in a decode step: assumed.
 UPDATE_EFFICIENCY = 0.4
 PASS_EFFICIENCY = 0.45
 DECODE_EFFICIENCY = 0.5

@@ -93,6 +93,27 @@ def test_a_critic_beside_the_policy_is_held_while_the_policy_trains(model):
     assert stages["update_actor"].held["critic moments"] == stages["update_critic"].held["critic moments"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        ((), "4,096"),
+        (("critic.forward_max_token_len_per_gpu=16384",), "16,384"),
+        (
+            (
+                "critic.use_dynamic_bsz=false",
+                "critic.ppo_micro_batch_size_per_gpu=2",
+                "critic.forward_micro_batch_size_per_gpu=32",
+            ),
+            "16,384",
+        ),
+    ],
+)
+def test_values_are_cut_by_keys_of_their_own(model, overrides, tokens):
+    critic = ("algorithm.adv_estimator=gae", "critic.use_prefix_grouper=false", "critic.ppo_max_token_len_per_gpu=4096")
+    stages, _ = stages_of(model, *critic, *overrides)
+    assert stages["values"].note == f"{tokens} tokens at once"
+
+
 def test_a_critic_of_a_pool_of_its_own_has_a_report_of_its_own(model):
     own = [
         "algorithm.adv_estimator=gae",

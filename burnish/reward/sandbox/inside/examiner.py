@@ -181,7 +181,8 @@ def exception_class(name):
     if (
         isinstance(found, type)
         and issubclass(found, Exception)
-        and found not in (UnicodeDecodeError, UnicodeEncodeError)
+        # StopIteration would end the loop of a test, as if all its cases had passed.
+        and found not in (UnicodeDecodeError, UnicodeEncodeError, StopIteration, StopAsyncIteration)
     ):
         return found
     return RuntimeError
@@ -339,7 +340,11 @@ class Examiner:
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         space: dict = {"__name__": "tests", **{name: importlib.import_module(name) for name in MODULES if name in used}}
         # Names of builtins too: a program may define max, say, and the tests mean it only if they call the entry.
-        space |= {name: value for name, value in names.items() if not hasattr(builtins, name)}
+        # A name that a test takes something from (math.isclose) is the module; __builtins__ would be what the test is run with.
+        modules = {x.value.id for x in ast.walk(tree) if isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name)}
+        kept = modules & set(MODULES)
+        mine = {name for name in names if name in kept or name.startswith("__") or hasattr(builtins, name)}
+        space |= {name: value for name, value in names.items() if name not in mine}
         exec(compile(tree, "tests", "exec"), space)
         if test.get("entry"):
             space["check"](self._function(names, test["entry"]))
