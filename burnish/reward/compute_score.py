@@ -3,7 +3,7 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from burnish.config.reward import RewardConfig
@@ -105,12 +105,19 @@ def reference_solution(data_source: str, ground_truth: Any, extra_info: dict[str
 
 def check_data_sources(dataset: Rows, reward_fn: Any = default_compute_score) -> None:
     """Scores an empty response to every row, so that an unknown data source or a ground truth that is of no use is
-    found before training. Built-in functions only: nothing is done where ``reward_fn``, a reward manager or a function,
-    scores by a function of the user's own.
+    found before training; see `unscorable_rows`.
 
     Raises:
-        RewardError: names the row (its file and number where the dataset has a ``location`` method) and what is known.
+        RewardError: names the first such row (its file and number where the dataset has a ``location`` method) and what is
+            known.
     """
+    for _, error in unscorable_rows(dataset, reward_fn):
+        raise error
+
+
+def unscorable_rows(dataset: Rows, reward_fn: Any = default_compute_score) -> Iterator[tuple[int, RewardError]]:
+    """Position and error of each row whose data source is unknown or whose ground truth is of no use. Built-in functions
+    only: there are none where ``reward_fn``, a reward manager or a function, scores by a function of the user's own."""
     function = getattr(reward_fn, "compute_score", reward_fn)
     while isinstance(function, functools.partial):
         function = function.func
@@ -127,7 +134,9 @@ def check_data_sources(dataset: Rows, reward_fn: Any = default_compute_score) ->
                 row.get("extra_info"),
             )
         except RewardError as error:
-            raise RewardError(f"{location(position)}: {error}") from error
+            named = RewardError(f"{location(position)}: {error}")
+            named.__cause__ = error
+            yield position, named
 
 
 def get_custom_reward_fn(

@@ -171,6 +171,9 @@ def test_of_box_and_statement_the_later_is_the_answer():
     assert last_answer(r"Answer: 1. No, \boxed{2}") == "2"
     assert last_answer("\\boxed{2}\nAnswer: 1") == "1"
     assert last_answer(r"Answer: $\boxed{2}$ apples") == "2"
+    assert last_answer(r"\boxed{34}. My answer is final.") == "34"
+    assert last_answer(r"\boxed{34}. The answer is x.") == "x"
+    assert last_answer("The answer is even.") == "even"
     assert last_answer("2") is None
 
 

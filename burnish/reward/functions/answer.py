@@ -59,6 +59,8 @@ _BRACE_OR_ESCAPE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_CONTENT = re.compile(r"[^\s$]+")
 _STATED = re.compile(r"\banswer\b[ \t*]*(?:is\b|:|=)[\s*:]*(?:(?:\\\[|\$\$)[ \t]*\n\s*)?([^\n]*)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.。](?:\s|$)")
+# A digit, mathematics or a lone letter: what an answer has that is no remark.
+_SAYS_SOMETHING = re.compile(r"[0-9$\\=]|^\W*\w\W*$")
 
 
 def to_ascii(text: str) -> str:
@@ -212,9 +214,11 @@ def last_stated(text: str) -> tuple[int, str] | None:
 
 
 def last_answer(text: str) -> str | None:
-    """What the last box or the last "Answer: ..." says, whichever comes later; a box within a statement is its answer.
-    None if the text has neither."""
+    """What the last box or the last "Answer: ..." says, whichever comes later; a box within a statement is its answer, and
+    words alone behind a box ("my answer is final") are none. None if the text has neither."""
     boxed, stated = last_boxed(text), last_stated(text)
+    if boxed and stated and not _SAYS_SOMETHING.search(stated[1]):
+        stated = None
     later = max((found for found in (boxed, stated) if found), key=lambda found: found[0], default=None)
     if later is None:
         return None

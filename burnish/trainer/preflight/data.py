@@ -7,9 +7,9 @@ from typing import Any
 from burnish.config import PPOTrainerConfig
 from burnish.data import check_rows, create_rl_dataset
 from burnish.data.rl_dataset import Split
-from burnish.reward import check_data_sources
+from burnish.reward.compute_score import unscorable_rows
 from burnish.trainer.preflight.findings import Findings
-from burnish.utils.errors import BurnishError, RewardError
+from burnish.utils.errors import BurnishError
 
 _AREA = "data"
 _MOST_PROBLEMS = 100
@@ -79,12 +79,24 @@ def _tell_all(config: PPOTrainerConfig, tokenizer: Any, split: Split, first: str
 
 
 def check_sources(datasets: dict[str, Any], manager: Any, findings: Findings) -> None:
-    """Every row has a reward function that can read its ground truth."""
-    for dataset in datasets.values():
-        try:
-            check_data_sources(dataset, manager)
-        except RewardError as error:
-            findings.error(_AREA, str(error), "data.reward_fn_key")
+    """Every row has a reward function that can read its ground truth. What is wrong with many rows alike is told once."""
+    for split, dataset in datasets.items():
+        alike: dict[str, list[str]] = {}
+        for _, error in unscorable_rows(dataset, manager):
+            alike.setdefault(str(error.__cause__), []).append(str(error))
+        if not alike:
+            continue
+        findings.facts.setdefault("reward_problems", {})[split] = [
+            {"message": messages[0], "rows": len(messages)} for messages in alike.values()
+        ]
+        for messages in list(alike.values())[:_MOST_TOLD]:
+            others = f" {len(messages) - 1:,} other rows have the same." if len(messages) > 1 else ""
+            findings.error(_AREA, messages[0] + others, "data.reward_fn_key")
+        if len(alike) > _MOST_TOLD:
+            text = (
+                f"data.{split}_files: {len(alike)} different problems of rows that cannot be scored; --json has them."
+            )
+            findings.error(_AREA, text, "data.reward_fn_key")
 
 
 def _prompt_lengths(dataset: Any) -> list[int]:
