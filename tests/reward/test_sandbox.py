@@ -317,7 +317,8 @@ def test_it_works_for_a_user_without_rights() -> None:
     python = "/usr/bin/python3"
     if not os.path.exists(python):
         pytest.skip(f"there is no {python}")
-    code = "import os; print(os.getuid(), os.listdir('/tmp')); os.kill(1, 9); print('still here')"
+    # Where this Python lies in /tmp, so it does in the sandbox.
+    code = "import os; print(os.getuid(), 'main.py' in os.listdir('/tmp')); os.kill(1, 9); print('still here')"
     job = local._job(code, SMALL, None) | {"argv": [python, "main.py"]}
     inside = Path(local.__file__).parent / "inside"
     start = f"""
@@ -332,7 +333,7 @@ done = subprocess.run([{python!r}, "-I", "-S", inside, str(read), "2"], pass_fds
 print(done.stdout, done.stderr)
 """
     done = subprocess.run([python, "-c", start], capture_output=True, text=True, timeout=60)
-    assert "1000 ['main.py']" in done.stdout, done
+    assert "1000 True" in done.stdout, done
     assert "still here" in done.stdout or "Operation not permitted" in done.stdout
 
 
@@ -342,3 +343,24 @@ def test_the_filter_denies_what_it_names(machine: str) -> None:
     assert program is not None
     assert len(program) % 8 == 0
     assert syscalls.filter_program("riscv64") is None
+
+
+@shut_off
+def test_a_python_in_the_machines_tmp_is_shown_and_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "seen.txt").write_text("shown")
+    (tmp_path / "hidden.txt").write_text("secret")
+    shown = [*local._read_only(), str(tmp_path / "lib")]
+    monkeypatch.setattr(local, "_read_only", lambda: shown)
+    done = run(
+        f"""
+        import os
+        print(open({str(tmp_path / "lib" / "seen.txt")!r}).read(), os.path.exists({str(tmp_path / "hidden.txt")!r}))
+        open("/tmp/own.txt", "w").write("mine")
+        open({str(tmp_path / "lib" / "new.txt")!r}, "w")
+        """
+    )
+    assert done.stdout == "shown False\n"
+    assert "Read-only file system" in done.stderr

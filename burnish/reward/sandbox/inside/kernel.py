@@ -62,7 +62,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 def enter_root(read_only: list[str], *, owner: int, disk_bytes: int) -> None:
     """A root of its own for this process and its children: ``read_only`` paths of the host as they are there, five
-    devices, /proc, and a writable, empty /tmp of ``disk_bytes`` that belongs to ``owner``. Nothing else is there.
+    devices, /proc, and a writable /tmp of ``disk_bytes`` that belongs to ``owner`` and is empty but for such paths in it.
+    Nothing else is there.
 
     To be called in new mount and pid namespaces.
 
@@ -77,6 +78,10 @@ def enter_root(read_only: list[str], *, owner: int, disk_bytes: int) -> None:
         raise OSError(f"the number of pivot_root on {os.uname().machine} is not known")
     _check(_libc.syscall(pivot, b"/tmp", ("/tmp" + OLD_ROOT).encode()), "pivot_root")
     os.chdir("/")
+    # First, since what is shown may lie in the host's /tmp.
+    os.mkdir("/tmp")
+    options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
+    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for path in read_only:
         _show(path)
     os.mkdir("/dev")
@@ -88,9 +93,6 @@ def enter_root(read_only: list[str], *, owner: int, disk_bytes: int) -> None:
     os.symlink("/tmp", "/dev/shm")
     os.mkdir("/proc")
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    os.mkdir("/tmp")
-    options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
-    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     _check(_libc.umount2(OLD_ROOT.encode(), _MNT_DETACH), "umount of the old root")
     os.rmdir(OLD_ROOT)
     mount("none", "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
