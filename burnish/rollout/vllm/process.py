@@ -118,11 +118,12 @@ class ProcessCore:
             for request in requests
         }
         served = self._submit(self._serve_all(requests))
+        aborts = []
         heartbeat = Heartbeat(self._watch, lambda: self._submit(self._engine.is_sleeping()), self._timeout)
         try:
             while running:
-                if aborts := take_aborts() & running.keys():
-                    self._submit(self._abort(aborts))
+                if named := take_aborts() & running.keys():
+                    aborts.append(self._submit(self._abort(named)))
                 try:
                     arrival = self._arrivals.get(timeout=GLANCE_S)
                 except queue.Empty:
@@ -142,7 +143,7 @@ class ProcessCore:
                     num_prompt_tokens = len(request.progress.prepared.prompt_ids)
                     self.num_prefilled_tokens += num_prompt_tokens - arrival.num_cached_tokens
                     if arrival.output.finish_reason is None:
-                        self._submit(self._abort([arrival.request_id]))
+                        aborts.append(self._submit(self._abort([arrival.request_id])))
                     on_finished(finished)
         finally:
             steps = self._steps
@@ -150,7 +151,10 @@ class ProcessCore:
             self.prefill_seconds, self.decode_seconds = steps.prefill_seconds, steps.decode_seconds
             if self._watch.dead is None:
                 if running:
-                    self._wait(self._submit(self._abort(list(running))))
+                    aborts.append(self._submit(self._abort(list(running))))
+                # None may be on its way when the next requests come, which may have the same names.
+                for abort in aborts:
+                    self._wait(abort)
                 self._wait(served)
 
     def call(self, method: str, *args: Any) -> list[Any]:
