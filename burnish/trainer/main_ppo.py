@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_shown_yaml
@@ -24,13 +22,13 @@ from burnish.config.reward_model_checks import has_reward_pool
 from burnish.config.rollout_checks import check_engine_workers
 from burnish.config.usage import track, unread
 from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
+from burnish.trainer.start_checks import check_folder, check_loss_is_importable, check_sharing, check_vllm
 from burnish.utils import env
 from burnish.utils.console import console
-from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError, RolloutError
+from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError
 from burnish.utils.secrets import redact
 
 if TYPE_CHECKING:
-    from burnish.config import CriticModelConfig, HFModelConfig
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
 
 logger = logging.getLogger("burnish.trainer")
@@ -253,10 +251,10 @@ class TaskRunner:
 
         config = trainer.config
         get_adv_estimator_fn(config.algorithm.adv_estimator)
-        _check_loss_is_importable(config)
+        check_loss_is_importable(config)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
-        _check_sequence_parallel(config)
+        check_sharing(config)
         check_loggers(config.trainer.logger)
         eos, pad = trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id
         check_reward_numbers(
@@ -277,11 +275,11 @@ class TaskRunner:
             except CheckpointError as error:
                 raise ConfigError(str(error)) from error
         for key in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
-            _check_folder(f"trainer.{key}", getattr(config.trainer, key))
+            check_folder(f"trainer.{key}", getattr(config.trainer, key))
 
     def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
         """Builds, trains, and ends the workers whatever happens."""
-        _check_vllm(config)  # Before the data, whose loading may take long.
+        check_vllm(config)  # Before the data, whose loading may take long.
         trainer = self.build_trainer(config, parts or Parts())
         self.check(trainer)
         status, ending = 0, ""
@@ -308,82 +306,6 @@ class TaskRunner:
 def _place(trainer: RayPPOTrainer) -> str:
     step = f"in step {trainer.global_steps}" if trainer.global_steps else "before the first step"
     return f"{step} (stage: {trainer.current_stage})"
-
-
-def _check_loss_is_importable(config: PPOTrainerConfig) -> None:
-    """A loss of the script that calls `burnish.train` is not known in the processes of other workers."""
-    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
-    if loss.startswith("__main__:") and config.trainer.controller != "local":
-        raise ConfigError(
-            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: workers in processes of their own cannot import what a "
-            f"script or notebook defines. Move the loss into a module, or set trainer.controller=local (one worker)."
-        )
-
-
-def _check_sequence_parallel(config: PPOTrainerConfig) -> None:
-    """Each model can be shared by so many workers, as its heads allow it; its weights are not read for that."""
-    from burnish.model import load
-    from burnish.model.sequence_parallel import check_can_share
-
-    policy, critic = config.actor_rollout_ref, config.critic
-    sizes: list[tuple[HFModelConfig | CriticModelConfig, int]] = [
-        (policy.model, policy.actor.fsdp_config.ulysses_sequence_parallel_size),
-        (policy.model, policy.ref.fsdp_config.ulysses_sequence_parallel_size),
-    ]
-    if critic.enable:
-        sizes.append((critic.model, critic.model.fsdp_config.ulysses_sequence_parallel_size))
-    for model, size in sizes:
-        if size > 1:
-            trusted = bool(model.trust_remote_code)
-            check_can_share(
-                load.load_config(model.path, trust_remote_code=trusted, override_config=model.override_config), size
-            )
-
-
-def _check_vllm(config: PPOTrainerConfig) -> None:
-    """What would keep vLLM from starting and can be known without it: its version, its own arguments, the model's heads; of
-    servers whether they are there and have the model.
-    """
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name != "vllm":
-        return
-    if rollout.mode == "server":
-        from burnish.rollout.vllm.server import api_key
-        from burnish.rollout.vllm.server_facts import check_served
-
-        try:
-            check_served(rollout.server, model.path, api_key(rollout))
-        except RolloutError as error:
-            raise ConfigError(str(error)) from error
-        return
-    from burnish.model.load import load_config as load_model_config
-    from burnish.rollout.vllm.arguments import check_capture_sizes, check_parallel, own_arguments
-    from burnish.rollout.vllm.installed import check_installed
-
-    check_installed()
-    own_arguments(rollout.engine_kwargs.vllm)
-    check_capture_sizes(rollout)
-    if rollout.tensor_model_parallel_size > 1:
-        trusted = bool(model.trust_remote_code)
-        check_parallel(
-            load_model_config(model.path, trust_remote_code=trusted, override_config=model.override_config),
-            rollout.tensor_model_parallel_size,
-        )
-
-
-def _check_folder(key: str, path: str | None) -> None:
-    """The folder is made where it is missing, and takes a file."""
-    if path is None:
-        return
-    if not path.strip():
-        raise ConfigError(f"{key}=: no folder is named.")
-    try:
-        folder = Path(path).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{key}={path}: this folder cannot be written to: {error.strerror}.") from error
 
 
 def _worker_group_cls(config: PPOTrainerConfig) -> type:

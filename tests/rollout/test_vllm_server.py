@@ -99,7 +99,14 @@ def test_samples_of_a_prompt_go_to_one_of_several_servers(api):
 
 
 def test_no_more_than_max_connections_are_asked_for_at_once(api):
-    api.on_request = lambda number, body: time.sleep(0.01)
+    deadline = time.monotonic() + 20
+
+    def wait_for_three(number, body):
+        while api.max_at_once < 3 and time.monotonic() < deadline and body.get("stream"):
+            time.sleep(0.001)
+        time.sleep(0.01)
+
+    api.on_request = wait_for_three
     rollout_at(api.url, max_connections=3).generate(requests_of(*range(10)), SAMPLING)
     assert api.max_at_once == 3
 

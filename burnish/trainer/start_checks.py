@@ -1,0 +1,90 @@
+"""What `burnish train` looks at before it starts anything and the configuration alone cannot tell: the model's shape, vLLM and
+servers, folders."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.config import PPOTrainerConfig
+from burnish.utils.errors import ConfigError, RolloutError
+
+if TYPE_CHECKING:
+    from burnish.config import CriticModelConfig, HFModelConfig
+
+
+def check_loss_is_importable(config: PPOTrainerConfig) -> None:
+    """A loss of the script that calls `burnish.train` is not known in the processes of other workers."""
+    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if loss.startswith("__main__:") and config.trainer.controller != "local":
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: workers in processes of their own cannot import what a "
+            f"script or notebook defines. Move the loss into a module, or set trainer.controller=local (one worker)."
+        )
+
+
+def check_sharing(config: PPOTrainerConfig) -> None:
+    """Each model can be shared by so many workers, as its heads allow it; its weights are not read for that."""
+    from burnish.model import load
+    from burnish.model.sequence_parallel import check_can_share
+
+    policy, critic = config.actor_rollout_ref, config.critic
+    sizes: list[tuple[HFModelConfig | CriticModelConfig, int]] = [
+        (policy.model, policy.actor.fsdp_config.ulysses_sequence_parallel_size),
+        (policy.model, policy.ref.fsdp_config.ulysses_sequence_parallel_size),
+    ]
+    if critic.enable:
+        sizes.append((critic.model, critic.model.fsdp_config.ulysses_sequence_parallel_size))
+    for model, size in sizes:
+        if size > 1:
+            trusted = bool(model.trust_remote_code)
+            check_can_share(
+                load.load_config(model.path, trust_remote_code=trusted, override_config=model.override_config), size
+            )
+
+
+def check_vllm(config: PPOTrainerConfig) -> None:
+    """What would keep vLLM from starting and can be known without it: its version, its own arguments, the model's heads; of
+    servers whether they are there and have the model.
+    """
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    if rollout.name != "vllm":
+        return
+    if rollout.mode == "server":
+        from burnish.rollout.vllm.server import api_key
+        from burnish.rollout.vllm.server_facts import check_served
+
+        try:
+            check_served(rollout.server, model.path, api_key(rollout))
+        except RolloutError as error:
+            raise ConfigError(str(error)) from error
+        return
+    from burnish.model.load import load_config as load_model_config
+    from burnish.rollout.vllm.arguments import check_capture_sizes, check_parallel, own_arguments
+    from burnish.rollout.vllm.installed import check_installed
+
+    check_installed()
+    own_arguments(rollout.engine_kwargs.vllm)
+    check_capture_sizes(rollout)
+    if rollout.tensor_model_parallel_size > 1:
+        trusted = bool(model.trust_remote_code)
+        check_parallel(
+            load_model_config(model.path, trust_remote_code=trusted, override_config=model.override_config),
+            rollout.tensor_model_parallel_size,
+        )
+
+
+def check_folder(key: str, path: str | None) -> None:
+    """The folder is made where it is missing, and takes a file."""
+    if path is None:
+        return
+    if not path.strip():
+        raise ConfigError(f"{key}=: no folder is named.")
+    try:
+        folder = Path(path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{key}={path}: this folder cannot be written to: {error.strerror}.") from error
