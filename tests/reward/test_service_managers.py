@@ -2,6 +2,7 @@
 
 import functools
 import random
+import threading
 import time
 
 import pytest
@@ -349,11 +350,14 @@ def test_rows_that_are_submitted_one_by_one_are_scored_as_those_of_a_batch(while
 
 @pytest.mark.parametrize("name", ["naive", "rate_limited"])
 def test_a_judge_takes_the_place_of_the_reward_function(name):
+    refused_once = threading.Lock()
+
     def answer(body, number):
         text = body["messages"][0]["content"]
         if "bb" in text:
             return Reply({"choices": [{"message": {"content": "I cannot say."}}]})
-        if number == 1:
+        # The rows come in any order: the first of the others is refused, whichever request it is.
+        if refused_once.acquire(blocking=False):
             return Reply(status=429, headers={"Retry-After": "0.05"})
         assert "Which letter?" in text
         return Reply({"choices": [{"message": {"content": f"Score: {text.count('c')}"}}]})
