@@ -11,10 +11,12 @@ from burnish.single_controller.decorator import (
 )
 from burnish.single_controller.local import LocalWorkerGroup
 from burnish.single_controller.resource_pool import LocalResourcePoolManager, ResourcePool
+from burnish.single_controller.sharding import NUM_PADDING
 from burnish.single_controller.worker import Worker, WorkerContext
 from burnish.single_controller.worker_group import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
 
 __all__ = [
+    "NUM_PADDING",
     "Dispatch",
     "Execute",
     "LocalResourcePoolManager",

@@ -15,6 +15,9 @@ from burnish.utils.errors import WorkerError
 MASKS_OF_PADDING = ("response_mask", "loss_mask")
 """Batch keys that are set to False in padding rows, so that these count in no sum."""
 
+NUM_PADDING = "num_padding"
+"""Entry of ``meta_info`` that tells a worker's method how many of its last rows are padding; absent where there is none."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -51,7 +54,11 @@ def split_rows(data: DataProto, num_shards: int) -> list[Shard]:
         _mask_last_rows(padded, num_padding)
     chunks = padded.chunk(num_shards)
     rows = len(chunks[0])
-    return [Shard(chunk, min(rows, max(0, (i + 1) * rows - num_rows))) for i, chunk in enumerate(chunks)]
+    shards = [Shard(chunk, min(rows, max(0, (i + 1) * rows - num_rows))) for i, chunk in enumerate(chunks)]
+    for shard in shards:
+        if shard.num_padding:
+            shard.data.meta_info = shard.data.meta_info | {NUM_PADDING: shard.num_padding}
+    return shards
 
 
 def _mask_last_rows(padded: DataProto, num_padding: int) -> None:
@@ -112,4 +119,6 @@ def drop_padding(result: Any, shard: Shard | None) -> Any:
             f"which of them belong to padding is unknown. Return the same number of rows for each row, or give the "
             f"method a batch that divides by the number of workers."
         )
-    return result.slice(0, len(result) - shard.num_padding * copies)
+    kept = result.slice(0, len(result) - shard.num_padding * copies)
+    kept.meta_info = {key: value for key, value in kept.meta_info.items() if key != NUM_PADDING}
+    return kept

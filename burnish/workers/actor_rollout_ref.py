@@ -24,6 +24,7 @@ from burnish.rollout import SamplingParams, build_rollout, requests_from_datapro
 from burnish.rollout.build import ranks_per_engine
 from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import (
+    NUM_PADDING,
     Dispatch,
     Worker,
     make_nd_compute_dataproto_dispatch_fn,
@@ -172,7 +173,8 @@ class ActorRolloutRefWorker(Worker):
         self.rollout.wake_up()
         requests = requests_from_dataproto(prompts)
         scorer = None if self.reward_manager is None else self.reward_manager.scorer()
-        scoring = None if scorer is None else EarlyScoring(self.reward_manager, scorer, prompts, requests)
+        num_padding = prompts.meta_info.get(NUM_PADDING, 0)
+        scoring = None if scorer is None else EarlyScoring(self.reward_manager, scorer, prompts, requests, num_padding)
         responses = self.rollout.generate(requests, sampling, None if scoring is None else scoring.submit)
         if not validate:
             # An engine of somebody's own may keep none.

@@ -44,19 +44,28 @@ class EarlyScoring:
         scorer: of that manager; calls the function.
         prompts: the batch, with `PROMPT_COLUMNS` as far as the dataset has them.
         requests: its rows, as the rollout got them.
+        num_padding: of the last rows, which only make a batch divisible: nobody reads their scores, and a judge's cost money.
     """
 
-    def __init__(self, manager: Any, scorer: Scorer, prompts: DataProto, requests: Sequence[RolloutRequest]) -> None:
+    def __init__(
+        self,
+        manager: Any,
+        scorer: Scorer,
+        prompts: DataProto,
+        requests: Sequence[RolloutRequest],
+        num_padding: int = 0,
+    ) -> None:
         self._manager, self._scorer = manager, scorer
         self._columns = prompts.non_tensor_batch
         self._row = {request.request_id: row for row, request in enumerate(requests)}
+        self._num_scored = len(requests) - num_padding
         self._call = next(_calls)
         self._submitted: set[int] = set()
 
     def submit(self, response: RolloutResponse) -> None:
         """Begins to score a response that is finished, cut short or not; a second time it does nothing."""
         row = self._row[response.request_id]
-        if row in self._submitted:
+        if row in self._submitted or row >= self._num_scored:
             return
         self._submitted.add(row)
         source, reward_model, extra_info, prompt = (
@@ -66,7 +75,8 @@ class EarlyScoring:
         self._scorer.submit((self._call, row), arguments)
 
     def collect(self, responses: Sequence[RolloutResponse]) -> tuple[np.ndarray, float]:
-        """The outcome of every response, an object array in the order of the rows, and the seconds that were waited for it.
+        """The outcome of every response, an object array in the order of the rows (None for padding), and the seconds that
+        were waited for it.
 
         An engine of somebody's own may have told of no response: what was not submitted is scored now.
         """
@@ -74,5 +84,5 @@ class EarlyScoring:
         for response in responses:
             self.submit(response)
         keys = [(self._call, self._row[response.request_id]) for response in responses]
-        outcomes = self._scorer.collect(keys)
-        return object_array([outcomes[key] for key in keys]), time.perf_counter() - start
+        outcomes = self._scorer.collect([key for key in keys if key[1] < self._num_scored])
+        return object_array([outcomes.get(key) for key in keys]), time.perf_counter() - start

@@ -12,6 +12,8 @@ from burnish.reward import NaiveRewardManager
 from burnish.reward.managers.base import OUTCOME_COLUMN
 from burnish.reward.outcome import Outcome
 from burnish.rollout import RolloutRequest, RolloutResponse, requests_from_dataproto
+from burnish.single_controller import NUM_PADDING
+from burnish.single_controller.sharding import split_rows
 from burnish.workers import ActorRolloutRefWorker
 from burnish.workers.early_scoring import EarlyScoring, shared_manager
 from tests.workers.test_actor import prompts, worker_of
@@ -90,6 +92,19 @@ def test_outcomes_belong_to_their_rows_and_equal_those_of_the_driver(
     assert {name: list(values) for name, values in early.extras.items()} == {
         name: list(values) for name, values in in_driver.extras.items()
     }
+
+
+def test_rows_that_only_make_a_batch_divisible_are_not_scored(
+    worker: ActorRolloutRefWorker, tiny_model_path: str
+) -> None:
+    events: list[str] = []
+    worker.reward_manager = manager_of(tiny_model_path, events)
+    shards = split_rows(columns(prompts()), 2)
+    assert [shard.num_padding for shard in shards] == [0, 1]
+    results = [worker.generate_sequences(shard) for shard in shards]
+    assert events == ["submitted"] * 3
+    assert [outcome.value["row"] for outcome in results[1].non_tensor_batch[OUTCOME_COLUMN]] == [2]
+    assert NUM_PADDING not in results[1].meta_info
 
 
 def test_a_manager_of_whole_batches_leaves_scoring_to_the_driver(
