@@ -72,8 +72,13 @@ def run(description: str, convert: Convert, *, train: list[str], test: list[str]
     options = parser.parse_args()
     folder = Path(options.out).expanduser()
     try:
-        for split, names in (("train", options.train), ("test", options.test)):
-            num_rows = write(_converted(names, split, convert), folder / f"{split}.parquet")
+        # Both are read before either is written: a wrong name leaves nothing half done.
+        converted = {
+            split: list(_converted(names, split, convert))
+            for split, names in (("train", options.train), ("test", options.test))
+        }
+        for split, rows in converted.items():
+            num_rows = write(rows, folder / f"{split}.parquet")
             print(f"{folder / split}.parquet: {num_rows} rows")
     except DataError as error:
         parser.exit(2, f"{error}\n")

@@ -59,6 +59,8 @@ _BRACE_OR_ESCAPE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_CONTENT = re.compile(r"[^\s$]+")
 _STATED = re.compile(r"\banswer\b[ \t*]*(?:is\b|:|=)[\s*:]*(?:(?:\\\[|\$\$)[ \t]*\n\s*)?([^\n]*)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.。](?:\s|$)")
+# A reason in brackets behind an answer: "34 (since 17 * 2 = 34)".
+_REASON = re.compile(r"[ \t]+\((?:since|because|as|so|from|by|using|where|which|i\.e\.)(?![A-Za-z]).*", re.IGNORECASE)
 # A digit, mathematics or a lone letter: what an answer has that is no remark.
 _SAYS_SOMETHING = re.compile(r"[0-9$\\=]|^\W*\w\W*$")
 
@@ -204,13 +206,14 @@ def last_tag(text: str, tag: str = "answer") -> tuple[int, str] | None:
 
 def last_stated(text: str) -> tuple[int, str] | None:
     """Where the last "Answer: ..." or "answer is ..." starts and what it says, to the end of its line or sentence (of the
-    next line that has one, where its own ends there); None if there is none."""
+    next line that has one, where its own ends there) and without a reason in brackets; None if there is none."""
     found = None
     for found in _STATED.finditer(text):  # noqa: B007  the last one is wanted
         pass
     if found is None:
         return None
-    return found.start(), _SENTENCE_END.split(found.group(1), maxsplit=1)[0].strip().strip("*`").strip()
+    said = _REASON.split(_SENTENCE_END.split(found.group(1), maxsplit=1)[0], maxsplit=1)[0]
+    return found.start(), said.strip().strip("*`").strip()
 
 
 def last_answer(text: str) -> str | None:

@@ -14,6 +14,7 @@ response ends with                strict flexible
 ``Answer: A`` and later ``Answer: C`` 1  1
 ``Answer: C`` and later ``Answer: A`` 0  0
 ``Answer: B or C``                0      0
+``Answer: C is wrong, so A``      0      0
 ``Answer: Certainly``             0      0
 ``C``                             0      1
 ``(C).``                          0      1
@@ -36,6 +37,7 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{|[{}*`$\[\]\"“”]|\\[
 _BEFORE = re.compile(r"(?:the )?(?:option|choice|letter)\s+(?=\(?[A-Z](?![A-Za-z0-9']))", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-Z])(?:\)|(?![A-Za-z0-9'])|\Z)", re.IGNORECASE)
 _ANOTHER = re.compile(r"\s*(?:or|and|,|;|/|&)\s*\(?[A-Z]\)?(?![A-Za-z0-9])", re.IGNORECASE)
+_DENIED = re.compile(r"\s*(?:is|was)(?:n't|\s+(?:wrong|incorrect|not|false|ruled)\b)", re.IGNORECASE)
 _LETTER_ALONE = re.compile(r"\(?([A-Z])\)?\.?", re.IGNORECASE)
 
 
@@ -53,7 +55,7 @@ def extract_choice(solution_str: str, method: Method = "flexible") -> str:
 def _leading_letter(text: str) -> str:
     text = _BEFORE.sub("", _MARKUP.sub("", text).strip(), count=1)
     found = _LETTER.match(text)
-    if found is None or _ANOTHER.match(text, found.end()):
+    if found is None or _ANOTHER.match(text, found.end()) or _DENIED.match(text, found.end()):
         return ""
     # "a dog" begins with an article; as a letter it stands alone or in front of a sign.
     if found.group() == "a" and len(text) > 1:

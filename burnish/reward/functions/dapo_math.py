@@ -13,6 +13,7 @@ response ends with                  strict flexible
 ``Answer: 34.0``                    1      1
 ``Answer: 7`` and later ``Answer: 34`` 1   1
 ``Answer: 34`` and later ``Answer: 7`` -1  -1
+``Answer: 34 (since 68/2 = 34)``    1      1
 ``Answer: 34 or 35``                -1     -1
 ``The answer is 34.``               1      1
 ``\boxed{34}``                      -1     1
