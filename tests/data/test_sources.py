@@ -175,6 +175,32 @@ def test_without_the_datasets_library_its_data_sets_name_what_to_install(monkeyp
 
 
 @needs_datasets
+@pytest.mark.parametrize("is_out_of_reach", [True, False])
+def test_a_hub_that_is_out_of_reach_is_tried_once_and_not_for_a_minute(monkeypatch, is_out_of_reach):
+    import datasets
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def info(self, name, timeout):
+        if is_out_of_reach:
+            raise OSError("Name or service not known")
+
+    seen = []
+
+    def load(name, configuration):
+        seen.append(constants.HF_HUB_OFFLINE)
+        raise ConnectionError("no")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="the data set cannot be loaded: ConnectionError: no"):
+        prompts_of("openai/gsm8k")
+    assert seen == [is_out_of_reach]
+    assert constants.HF_HUB_OFFLINE is False
+
+
+@needs_datasets
 def test_a_data_set_of_the_hub_by_name(monkeypatch):
     import datasets
 
