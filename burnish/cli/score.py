@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,15 @@ from burnish.reward.manager import reward_function
 from burnish.reward.outcome import Outcome
 from burnish.reward.score import Score, read_score
 from burnish.reward.scorers import Scorer, make_pool, make_scorer
+from burnish.trainer.offline import numbers
+from burnish.trainer.offline.settings import reward_keys
 from burnish.utils.console import console
 from burnish.utils.errors import ConfigError, DataError, RewardError
 
 _RESPONSE_KEYS = ("response", "responses", "solution_str", "output", "completion")
-_REASONS = ("abstain", "error", "timeout", "non_finite")
 _FAILURES = ("error", "timeout", "non_finite")
 # Managers that call one function for one response, as is done here.
 _MANAGERS = ("naive", "dapo", "prime")
-_VOTED = ("pred", "prediction", "answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ def run_score(options: ScoreOptions, *, as_json: bool) -> int:
         ConfigError, DataError: a wrong request; nothing was scored.
         RewardError: the function cannot be started, or failed under reward.on_error=raise.
     """
-    config = load_config([*options.overrides, *_reward_overrides(options.reward)], train_rows_given=True)
+    config = load_config([*options.overrides, reward_keys(options.reward)], train_rows_given=True)
     if config.reward.reward_manager.name not in _MANAGERS:
         raise ConfigError(
             f"reward.reward_manager.name={config.reward.reward_manager.name}: stored responses are scored one by one; "
@@ -101,15 +99,6 @@ def run_score(options: ScoreOptions, *, as_json: bool) -> int:
     else:
         _show(summary)
     return int(any(summary[f"num_{reason}"] for reason in _FAILURES))
-
-
-def _reward_overrides(reward: str | None) -> list[dict[str, Any]]:
-    if reward is None:
-        return []
-    path, colon, name = reward.rpartition(":")
-    if not colon or not path or "/" in name:
-        raise ConfigError(f"--reward={reward}: write the file and the function, as my_reward.py:compute_score.")
-    return [{"reward.custom_reward_function.path": path, "reward.custom_reward_function.name": name}]
 
 
 def _out_file(out: str | None, files: Sequence[Path]) -> Path:
@@ -227,59 +216,20 @@ def summarise(stored: Sequence[Stored], scores: Sequence[Score], pass_score: flo
 
 
 def _counts(stored: Sequence[Stored], scores: Sequence[Score], pass_score: float) -> dict[str, Any]:
-    values = [score.value for score in scores if score.value is not None]
     groups: dict[tuple[Any, ...], list[Score]] = {}
     for response, score in zip(stored, scores, strict=True):
         groups.setdefault(response.prompt, []).append(score)
+    of_prompts = numbers.prompt_numbers(list(groups.values()), pass_score)
+    n = min(map(len, groups.values()))
+    # The mean is told over responses, and what needs several responses only where every prompt has them.
+    told = {name: value for name, value in numbers.means(of_prompts).items() if n > 1 and not name.startswith("mean@")}
     return {
         "num_responses": len(scores),
         "num_prompts": len(groups),
-        "num_scored": len(values),
-        "mean": _mean(values),
-        **{f"num_{reason}": sum(score.reason == reason for score in scores) for reason in _REASONS},
-        **_over_prompts(list(groups.values()), pass_score),
+        "mean": _mean([score.value for score in scores if score.value is not None]),
+        **numbers.counts(scores),
+        **told,
     }
-
-
-def _over_prompts(groups: Sequence[Sequence[Score]], pass_score: float) -> dict[str, float | None]:
-    """best@n, pass@k and maj@n for the n that every prompt has; nothing where it is 1. A response without a score is wrong."""
-    n = min(map(len, groups))
-    if n < 2:
-        return {}
-    right = [[_is_right(score, pass_score) for score in group] for group in groups]
-    best = [max((score.value for score in group if score.value is not None), default=None) for group in groups]
-    sizes = sorted({2**power for power in range(n.bit_length())} | {n})
-    found: dict[str, float | None] = {f"best@{n}": _mean([value for value in best if value is not None])}
-    for k in (size for size in sizes if size <= n):
-        found[f"pass@{k}"] = _mean([pass_at_k(len(group), sum(group), k) for group in right])
-    votes = [_majority(group, rights) for group, rights in zip(groups, right, strict=True)]
-    if all(vote is not None for vote in votes):
-        found[f"maj@{n}"] = _mean([float(bool(vote)) for vote in votes])
-    return found
-
-
-def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """The chance that at least one of k responses, drawn from n of which ``num_right`` are right, is right:
-    1 - C(n - c, k) / C(n, k) (arXiv:2107.03374)."""
-    return 1.0 - comb(n - num_right, k) / comb(n, k)
-
-
-def _is_right(score: Score, pass_score: float) -> bool:
-    if score.value is None:
-        return False
-    return bool(score.extras["acc"]) if score.extras.get("acc") is not None else score.value >= pass_score
-
-
-def _majority(group: Sequence[Score], right: Sequence[bool]) -> bool | None:
-    """Whether the answer that most responses give is right, of equals the first; None where the function names none."""
-    key = next((name for name in _VOTED if any(name in score.extras for score in group)), None)
-    if key is None:
-        return None
-    answers = [str(score.extras[key]) for score in group if score.extras.get(key) is not None]
-    if not answers:
-        return False
-    winner = Counter(answers).most_common(1)[0][0]
-    return next(ok for score, ok in zip(group, right, strict=True) if str(score.extras.get(key)) == winner)
 
 
 def _mean(values: Sequence[float]) -> float | None:

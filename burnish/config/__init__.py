@@ -26,6 +26,7 @@ from burnish.config.applied import needs_old_log_probs
 from burnish.config.build import to_dict, to_shown_yaml, to_yaml
 from burnish.config.critic import CriticModelConfig, FSDPCriticConfig
 from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
+from burnish.config.origin import ORIGIN_FILE, origin_table, write_origins
 from burnish.config.paths import check_paths
 from burnish.config.plan import BatchPlan, batch_plan
 from burnish.config.reward import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from burnish.config.load import LoadedConfig, load_config, load_with_notices
 
 __all__ = [
+    "ORIGIN_FILE",
     "ActorRolloutRefConfig",
     "AlgoConfig",
     "BatchPlan",
@@ -88,9 +90,11 @@ __all__ = [
     "load_config",
     "load_with_notices",
     "needs_old_log_probs",
+    "origin_table",
     "to_dict",
     "to_shown_yaml",
     "to_yaml",
+    "write_origins",
 ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from burnish.config import names
 from burnish.config.algorithm import RolloutCorrectionConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.rollout import RolloutConfig
 from burnish.config.section import Section, key, not_a_key, section
 
@@ -111,9 +112,14 @@ class CheckpointConfig(Section):
     """What a checkpoint of one model holds."""
 
     save_contents: list[str] = key(["model", "optimizer", "extra"], choices=("model", "optimizer", "extra", "hf_model"))
-    """What is saved. The model is always in Hugging Face format, so `hf_model` adds nothing."""
+    """What is saved: the model in Hugging Face format (or its adapters in peft's); the optimizer's state; in `extra` the states
+    of all random number generators and the place in the schedule; with `hf_model` the folder `huggingface/` too, which holds a
+    model with adapters as one."""
     load_contents: list[str] = key(None, follows=".save_contents", choices=("model", "optimizer", "extra", "hf_model"))
-    """What is loaded on resume."""
+    """What is loaded on resume; all of it must be there. `hf_model` without `model` takes the weights from `huggingface/`."""
+    async_save: bool = key(False)
+    """Copy what is saved to CPU memory, which training waits for, and let a thread of each worker write it meanwhile. The copy
+    takes as much memory as the worker's part of the checkpoint."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,6 +181,8 @@ class FSDPActorConfig(Section):
     """Layout on the workers."""
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     """Contents of checkpoints."""
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Recording updates and passes for log-probs."""
     global_batch_info: dict[str, Any] = not_a_key(dict)
     """Counts of the optimizer step that is being computed (dp_size, batch_num_tokens, global_batch_size,
     loss_scale_factor); the engine sets it for each call."""
@@ -206,6 +214,8 @@ class RefConfig(Section):
     """Tokens of one forward pass, per worker."""
     fsdp_config: FSDPRefEngineConfig = section(FSDPRefEngineConfig)
     """Layout on the workers."""
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Recording its passes."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.algorithm_checks import check_algorithm
 from burnish.config.build import shown, value_of
+from burnish.config.checkpoint_checks import check_checkpoints
+from burnish.config.dump_checks import check_dumps
+from burnish.config.profiler_checks import check_profilers
 from burnish.config.reward_manager_checks import check_reward_manager
 from burnish.config.reward_model_checks import check_reward_model
 from burnish.config.rollout_checks import check_rollout_engine
@@ -39,7 +42,9 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
     check_sequence_parallel(config)
     check_layout(config)
     check_rollout_engine(config)
-    check_resume(config)
+    check_checkpoints(config)
+    check_dumps(config)
+    check_profilers(config)
     check_custom_code(config)
     check_reward_manager(config)
     check_reward_model(config)
@@ -278,21 +283,6 @@ def check_layout(config: PPOTrainerConfig) -> None:
                 f"model each. Possible: -1 (all of them) or {', '.join(map(str, sizes))}. The nearest value is "
                 f"{key}={nearest}."
             )
-
-
-def check_resume(config: PPOTrainerConfig) -> None:
-    """A folder to resume from and the mode that takes it come together."""
-    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
-    if mode == "resume_path" and path is None:
-        raise ConfigError(
-            "trainer.resume_mode=resume_path needs trainer.resume_from_path: a checkpoint's folder global_step_N. "
-            "trainer.resume_mode=auto finds the newest in trainer.default_local_dir by itself."
-        )
-    if mode != "resume_path" and path is not None:
-        raise ConfigError(
-            f"{shown(config, 'trainer.resume_from_path')} is taken only with trainer.resume_mode=resume_path, but "
-            f"there is {shown(config, 'trainer.resume_mode')}."
-        )
 
 
 def check_custom_code(config: PPOTrainerConfig) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from burnish.config import names
 from burnish.config.actor_rollout_ref import CheckpointConfig, FSDPEngineConfig, FSDPOptimizerConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.section import Section, key, section
 
 
@@ -87,3 +88,5 @@ class FSDPCriticConfig(Section):
     """The model."""
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     """Contents of checkpoints."""
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Recording its updates and passes."""

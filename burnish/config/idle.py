@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.applied import clip_loss
 from burnish.config.build import shown, value_of
+from burnish.config.checkpoint_checks import unused_of_checkpoints
+from burnish.config.dump_checks import unused_of_dumps
+from burnish.config.profiler_checks import unused_of_profilers
 from burnish.config.reward_manager_checks import unused_of_reward_services
 from burnish.config.reward_model_checks import unused_of_reward_model
 from burnish.config.schema import leaves
@@ -161,6 +164,9 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         yield from _unused_of_adapters(config, model)
     yield from _unused_of_layouts(config)
     yield from _unused_of_samplers(config)
+    yield from unused_of_checkpoints(config)
+    yield from unused_of_dumps(config)
+    yield from unused_of_profilers(config)
     yield from _unused_of_reward_pool(config)
     yield from _unused_of_sandbox(config)
     yield from unused_of_reward_services(config)

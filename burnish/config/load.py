@@ -7,7 +7,7 @@ import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from burnish.config import rules
 from burnish.config.advice import advice
 from burnish.config.build import build
 from burnish.config.checks import check
+from burnish.config.origin import origins, values_of
 from burnish.config.schema import leaves, sections
 from burnish.config.settings import Setting, Settings, is_known, notices, settings_of
 from burnish.config.settle import apply_preset
@@ -95,7 +96,8 @@ def load_with_notices(
             recipe = values.pop("recipe", recipe)
             chosen = {name: value for name, value in values.items() if _is_group_file(name, value, folders)}
             groups += [f"{name}={value}" for name, value in chosen.items()]
-            command_line += settings_of("", {name: value for name, value in values.items() if name not in chosen})
+            plain = {name: value for name, value in values.items() if name not in chosen}
+            command_line += [replace(setting, from_python=True) for setting in settings_of("", plain)]
             continue
         override = parse(item)
         if isinstance(override, Override) and override.key_or_group == "recipe":
@@ -113,8 +115,10 @@ def load_with_notices(
         raise _no_name(config_path)
     settings.apply(command_line)
     config = build(_resolve(settings), settings)
+    as_set = values_of(config)
     apply_preset(config, settings)
     check(config, train_rows_given=train_rows_given)
+    config.origins = origins(config, settings, as_set)
     return LoadedConfig(config=config, notices=(*notices(settings), *advice(config, settings)))
 
 

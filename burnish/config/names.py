@@ -106,8 +106,15 @@ PLANNED_ROLLOUTS = ("sglang", "trtllm")
 
 REWARD_MANAGERS = ("naive", "dapo", "prime", "batch", "rate_limited", "remote")
 
-LOGGERS = ("console", "file", "tensorboard", "wandb")
-PLANNED_LOGGERS = ("mlflow", "swanlab", "trackio", "vemlp_wandb", "clearml")
+LOGGERS = ("console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio")
+PLANNED_LOGGERS = ("vemlp_wandb", "clearml")
+
+PROFILERS = ("torch", "torch_memory")
+IMPOSSIBLE_PROFILERS = {
+    "nsys": "Nsight Systems wraps a process from outside: start `nsys profile burnish train trainer.controller=local ...`",
+    "npu": "it records the NPUs of one maker, on which burnish does not run",
+}
+PROFILER_CONTENTS = ("cpu", "cuda", "memory", "shapes", "stack")
 
 STRATEGIES = ("fsdp", "fsdp2")
 PLANNED_STRATEGIES = ("megatron", "veomni", "torchtitan")

@@ -1,4 +1,4 @@
-"""Checks of what the configuration names on this machine's disk, before anything heavy starts."""
+"""Checks of what the configuration names, on this machine's disk and at URLs, before anything heavy starts."""
 
 import importlib.util
 import json
@@ -8,7 +8,9 @@ from pathlib import Path
 from burnish.config.build import shown, value_of
 from burnish.config.data_names import hub_name, is_pattern, matches, named_sets
 from burnish.config.trainer import PPOTrainerConfig
-from burnish.utils.errors import ConfigError
+from burnish.utils import storage
+from burnish.utils.errors import ConfigError, StorageError
+from burnish.utils.model_folder import config_folder
 
 
 def check_paths(config: PPOTrainerConfig) -> None:
@@ -46,30 +48,58 @@ def _check_data_files(config: PPOTrainerConfig, key: str) -> None:
     """Every file, pattern and folder is there; names of the hub are left to who opens them."""
     advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
     for file in (file for files in named_sets(value_of(config, key)).values() for file in files):
-        if config.data.custom_cls.path is not None and "://" in file:
-            continue
-        if is_pattern(file):
+        if storage.is_remote(file) and hub_name(file) is None:
+            if config.data.custom_cls.path is None:
+                _check_data_url(key, file, advice)
+        elif is_pattern(file):
             if not matches(file):
                 raise ConfigError(f"{shown(config, key)}: no file matches {file}{_where(file)}.{advice}")
-        elif "://" in file and hub_name(file) is None:
-            raise ConfigError(f"{shown(config, key)}: files are read from this machine's disk; fetch {file} first.")
         elif hub_name(file) is None and not _exists(file):
             raise ConfigError(f"{shown(config, key)}: there is no file {file}{_where(file)}.{advice}")
+
+
+def _check_data_url(key: str, url: str, advice: str) -> None:
+    # Which wildcards a URL may have, and whether it is a folder, is the data's own to tell.
+    try:
+        is_there = bool(storage.matching(url)) if any(mark in url for mark in "*[") else storage.exists(url)
+    except StorageError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if not is_there:
+        raise ConfigError(f"{key}={storage.shown(url)}: there is no such file.{advice}")
+
+
+def _check_model_url(config: PPOTrainerConfig, key: str, url: str) -> None:
+    try:
+        if not storage.exists(storage.join(url, "config.json")):
+            raise ConfigError(
+                f"{key}={storage.shown(url)}: there is no config.json, so there is no Hugging Face model here."
+            )
+        _check_length(config, key, storage.read_text(storage.join(url, "config.json")))
+    except StorageError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _check_model(config: PPOTrainerConfig, key: str) -> None:
     path = value_of(config, key)
     if path is None or not path.strip():
         raise ConfigError(f"{key} is not set. Name the Hugging Face model to train: a folder, or org/model on the hub.")
+    if storage.is_remote(path):
+        _check_model_url(config, key, path)
+        return
     if Path(path).is_dir():
-        if not (Path(path) / "config.json").is_file():
+        config_file = Path(config_folder(path)) / "config.json"
+        if not config_file.is_file():
             raise ConfigError(f"{shown(config, key)}: the folder has no config.json, so it is no Hugging Face model.")
-        _check_length(config, key, Path(path) / "config.json")
+        try:
+            text = config_file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{shown(config, key)}: its config.json cannot be read ({error}).") from error
+        _check_length(config, key, text)
         return
     if Path(path).is_file():
         raise ConfigError(f"{shown(config, key)}: this is a file. Name its folder, {Path(path).parent}.")
     is_hub_name = not path.startswith((".", "/", "~")) and path.count("/") == 1
-    if not is_hub_name and "://" not in path:
+    if not is_hub_name:
         raise ConfigError(
             f"{shown(config, key)}: there is no such folder{_where(path)}, and it is no hub name (org/model)."
         )
@@ -86,14 +116,14 @@ def _check_adapters(config: PPOTrainerConfig, model: str) -> None:
         raise ConfigError(f"{asked} needs the package peft, which is not installed: pip install 'burnish[lora]'")
     if path is None:
         return
-    file = Path(path).expanduser() / "adapter_config.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"{asked}: the folder has no adapter_config.json, so it is no adapter of peft's{_where(path)}."
-        )
+    file = storage.join(path, "adapter_config.json")
     try:
-        saved = json.loads(file.read_text(encoding="utf-8")).get("r")
-    except (OSError, ValueError, AttributeError) as error:
+        if not storage.exists(file):
+            raise ConfigError(
+                f"{asked}: the folder has no adapter_config.json, so it is no adapter of peft's{_where(path)}."
+            )
+        saved = json.loads(storage.read_text(file)).get("r")
+    except (StorageError, ValueError, AttributeError) as error:
         raise ConfigError(f"{asked}: its adapter_config.json cannot be read ({error}).") from error
     if rank and rank != saved:
         raise ConfigError(
@@ -112,11 +142,11 @@ def _check_engine(config: PPOTrainerConfig) -> None:
         )
 
 
-def _check_length(config: PPOTrainerConfig, key: str, config_file: Path) -> None:
+def _check_length(config: PPOTrainerConfig, key: str, config_json: str) -> None:
     """The longest sample has no more tokens than the model has positions."""
     try:
-        model = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        model = json.loads(config_json)
+    except ValueError as error:
         raise ConfigError(f"{shown(config, key)}: its config.json cannot be read ({error}).") from error
     if not isinstance(model, dict):
         raise ConfigError(
@@ -135,9 +165,15 @@ def _check_length(config: PPOTrainerConfig, key: str, config_file: Path) -> None
 
 
 def _exists(path: str) -> bool:
-    # "pkg://module" and URLs are opened by others.
-    return "://" in path or Path(path).expanduser().exists()
+    if path.startswith("pkg://"):
+        return True  # A module.
+    if not storage.is_remote(path):
+        return Path(path).expanduser().exists()
+    try:
+        return storage.exists(path)
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _where(path: str) -> str:
-    return "" if os.path.isabs(path) else f" (looked in {os.getcwd()})"
+    return "" if os.path.isabs(path) or storage.is_remote(path) else f" (looked in {os.getcwd()})"

@@ -6,6 +6,7 @@ from typing import Any
 
 from burnish.config import names
 from burnish.config.actor_rollout_ref import FSDPEngineConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.section import Section, key, section
 
 
@@ -57,3 +58,5 @@ class RewardModelConfig(Section):
     """Workers per node of its own pool."""
     nnodes: int = key(0, ge=0)
     """Nodes of its own pool."""
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Recording its passes."""

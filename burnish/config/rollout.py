@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import names
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.section import Section, key, section
 
 
@@ -176,3 +177,5 @@ class RolloutConfig(Section):
     """The engine's own arguments."""
     server: ServerConfig = section(ServerConfig)
     """`mode=server`: engines that run elsewhere."""
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Recording generation, as far as it happens in the workers' own processes."""

@@ -31,6 +31,7 @@ class Setting:
         text: the value as typed.
         source: the file it comes from; empty for the command line.
         delete: it takes back what was set before (``~key``).
+        from_python: it was given as a Python object and not as text.
     """
 
     typed: str
@@ -39,6 +40,7 @@ class Setting:
     text: str
     source: str = ""
     delete: bool = False
+    from_python: bool = False
 
     @property
     def shown(self) -> str:

@@ -2,6 +2,7 @@
 
 from burnish.config import names
 from burnish.config.build import value_of
+from burnish.config.profiler_checks import settle_profilers
 from burnish.config.rejection import PRESETS
 from burnish.config.schema import leaves
 from burnish.config.settings import Settings
@@ -40,6 +41,7 @@ def settle(config: PPOTrainerConfig) -> None:
     bypass mode and the token baselines bring with them."""
     if config.critic.enable is None:
         config.critic.enable = config.algorithm.adv_estimator == "gae"
+    settle_profilers(config)
     actor = config.actor_rollout_ref.actor
     actor.calculate_sum_pi_squared |= config.algorithm.adv_estimator in names.TOKEN_BASELINE_ADV_ESTIMATORS
     # The loss of the bypass mode reads it, and gets the actor's section only.

@@ -55,7 +55,7 @@ def cache_file(folder: str, sources: Sequence[Source], preparer: RowPreparer, *,
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     digest.update(_tokenizer_bytes(preparer.tokenizer))
     for source in sources:
-        if isinstance(source, HubName) or source.is_dir():
+        if isinstance(source, HubName) or (isinstance(source, Path) and source.is_dir()):
             digest.update(hub.fingerprint(source, split).encode())
             continue
         with source.open("rb") as file:

@@ -15,11 +15,13 @@ from burnish.utils.foreign_code import Caught, told
 _SECONDS_FOR_THE_HUB = 10.0
 # Of a data set with several splits, where none is named: the first that is there.
 _SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
+SAVED_MARKS = ("dataset_dict.json", "state.json")
+"""One of these is in every folder that ``save_to_disk`` wrote."""
 
 
 def is_saved(folder: Path) -> bool:
     """Whether ``save_to_disk`` wrote the folder."""
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    return any((folder / name).is_file() for name in SAVED_MARKS)
 
 
 def read_dataset(source: HubName | Path, split: str) -> Iterator[ReadRow]:

@@ -1,5 +1,6 @@
 """Batches of rows, with a place that can be saved and restored."""
 
+import signal
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -59,4 +60,10 @@ def create_dataloader(
             drop_last=drop_last,
             collate_fn=collate_fn or partial(default_collate_fn, pad_token_id=pad_token_id),
             generator=torch.Generator().manual_seed(seed),
+            worker_init_fn=_leave_ctrl_c_to_the_run,
         )
+
+
+def _leave_ctrl_c_to_the_run(worker: int) -> None:
+    # A terminal sends it to all processes; a run that is asked to stop may still need its readers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,15 @@ _ADVICE = {"json": "A .json file holds one array of objects, or one object a lin
 _MAX_CELL = 1 << 30
 
 
-def format_of(path: Path) -> str | None:
+class Named(Protocol):
+    """A path, or what stands for a file elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+
+
+def format_of(path: Named) -> str | None:
     """The end of the name that says how a file is read (".jsonl.gz"), in lower case; None where none does."""
     name = path.name.lower()
     return next((suffix for suffix in sorted(READERS, key=len, reverse=True) if name.endswith(suffix)), None)

@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 
-from burnish.utils.errors import ConfigError
+from burnish.utils import storage
+from burnish.utils.errors import ConfigError, StorageError
 
 
 def load_tools(path: str | None) -> list[dict[str, Any]]:
@@ -18,7 +19,9 @@ def load_tools(path: str | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
-        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(storage.localize(path)).expanduser().read_text(encoding="utf-8"))
+    except StorageError as error:
+        raise ConfigError(f"data.tool_config_path: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"data.tool_config_path={path}: the file cannot be read: {error}.") from error
     entries = content.get("tools") if isinstance(content, dict) else content

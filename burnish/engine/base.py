@@ -61,8 +61,14 @@ class BaseEngine(Protocol):
         """Names of weights and optimizer state that hold NaN or infinity on any rank, the same on every rank."""
         ...
 
-    def save_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
+    def save_checkpoint(
+        self, path: str | Path, contents: Sequence[str] = ("model", "optimizer"), *, blocking: bool = True
+    ) -> None:
         """Writes a folder that `load_checkpoint` and transformers read; refuses a model that is not finite."""
+        ...
+
+    def checkpoint_written(self, *, wait: bool) -> bool:
+        """Whether nothing is left to write of what was saved without blocking; raises what could not be written."""
         ...
 
     def load_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:

@@ -1,6 +1,5 @@
 """The engine: one Hugging Face model that is trained or only read; actor, critic and reference are the same class."""
 
-import importlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,52 +9,39 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from burnish.config import CriticModelConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-from burnish.engine import checkpoint, out_of_memory, ranks
+from burnish.engine import out_of_memory, ranks
 from burnish.engine.base import LossFn, Outputs
+from burnish.engine.building import ModuleBuilder, make_layout
+from burnish.engine.checkpoint import EngineCheckpoint
 from burnish.engine.compute_dtype import resolve_dtype
 from burnish.engine.keys import Keys
-from burnish.engine.layout import Layout, Module, Replicated, Sharded
-from burnish.engine.loading import build_from_rank_zero, on_rank_zero
-from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory, total_memory
+from burnish.engine.layout import Module, Sharded
+from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory
 from burnish.engine.mesh import make_mesh
 from burnish.engine.offload import can_offload
 from burnish.engine.optimizer import MasterOptimizer
 from burnish.engine.prepare import prepare_module
 from burnish.engine.residence import Residence
 from burnish.engine.rows import Rows
-from burnish.engine.state_bytes import Head, defers_sync, head_bytes, optimizer_bytes, update_bytes
+from burnish.engine.shares import combine_shares, to_floats
+from burnish.engine.state_bytes import Head, head_bytes, optimizer_bytes, update_bytes
 from burnish.engine.weights_out import BUCKET_BYTES, named_weights
 from burnish.model import lora
 from burnish.model.activations import ActivationOffload
 from burnish.model.flops import FlopsCounter
 from burnish.model.fused_layers import fused_blocks
-from burnish.model.load import (
-    backbone_skeleton,
-    causal_lm_skeleton,
-    load_backbone,
-    load_causal_lm,
-    load_classifier,
-    load_config,
-)
 from burnish.model.packing import Packed
-from burnish.model.policy import PolicyModule, ValueModule, classifier_module
+from burnish.model.policy import PolicyModule, ValueModule
 from burnish.model.sequence_parallel import check_can_share
 from burnish.protocol import DataProto
-from burnish.utils.errors import CheckpointError, ConfigError, ModelError
+from burnish.utils import progress
+from burnish.utils.errors import ConfigError, ModelError
 from burnish.utils.transfers import Transfers
 
 logger = logging.getLogger("burnish.engine")
-
-
-def _import_external(name: str) -> None:
-    """Imports the module that registers a user's model classes with transformers."""
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"model.external_lib={name}: this module cannot be imported: {error}.") from error
 
 
 class FSDPEngine:
@@ -95,18 +81,17 @@ class FSDPEngine:
         self.model_config = model_config
         self.engine_config = engine_config
         self.kind = module
-        if model_config.external_lib:
-            _import_external(model_config.external_lib)
+        self._builder = builder = ModuleBuilder(model_config, module)
         if model is None and model_config.path is None:
             raise ConfigError("A model path is needed: set actor_rollout_ref.model.path (or critic.model.path).")
-        dtype = resolve_dtype(engine_config.dtype, self.device, lambda: self._config_of(model))
+        dtype = resolve_dtype(engine_config.dtype, self.device, lambda: builder.config_of(model))
         trained = optim_config is not None
         # Masters have at least float32; a model that is only read needs none, nor does one beside its adapters.
         master_dtype = torch.promote_types(dtype, torch.float32)
         self.has_adapters = lora.wants_adapters(model_config)
         """Whether adapters (LoRA) are trained instead of the model."""
-        self._load_dtype = master_dtype if trained and not self.has_adapters else dtype
-        whole, from_rank_zero = self._build_everywhere(model_config.path, model)
+        builder.dtype = master_dtype if trained and not self.has_adapters else dtype
+        whole, from_rank_zero = builder.build_everywhere(model)
         check_can_share(whole.model.config, self.sp_size)
         prepare_module(
             whole, model_config, trained=trained, has_adapters=self.has_adapters, dtype=dtype, device=self.device
@@ -114,14 +99,17 @@ class FSDPEngine:
         self._keys = Keys.of(module, trained=trained)
         self._transfers = Transfers(self.device)
         self._planner = self._make_planner(whole, dtype, trained)
-        self._layout = self._make_layout(whole, dtype, from_rank_zero)
+        self._layout = make_layout(whole, dtype, self.device, engine_config, from_rank_zero=from_rank_zero)
         self._flops_counter, self._flops = FlopsCounter(whole.model, getattr(whole, "value_head", None)), 0.0
         self._optimizer = (
             None if optim_config is None else MasterOptimizer(self._layout, optim_config, total_training_steps)
         )
         if not can_offload(self.device):
-            self._say_what_has_no_effect()
+            self._keys.say_what_has_no_effect(engine_config, model_config, trained=trained)
         self._residence = Residence(self._layout, self._optimizer, engine_config, self._transfers)
+        self._checkpoint = EngineCheckpoint(
+            self._layout, self._optimizer, self._residence, self._builder.build, self.device
+        )
 
     def _make_planner(self, whole: Module, dtype: torch.dtype, trained: bool) -> ActivationPlanner | None:
         """What decides about the activations of the blocks; None where the model names none, or nothing is to be decided."""
@@ -146,82 +134,6 @@ class FSDPEngine:
                 return None
             raise
 
-    def _make_layout(self, whole: Module, dtype: torch.dtype, from_rank_zero: bool) -> Layout:
-        config = self.engine_config
-        if ranks.world_size() == 1 or config.fsdp_size == 1:
-            return Replicated(
-                whole,
-                dtype,
-                self.device,
-                from_rank_zero=from_rank_zero,
-                frees_grads=config.param_offload and can_offload(self.device),
-            )
-        return Sharded(
-            whole,
-            dtype,
-            self.device,
-            fsdp_size=config.fsdp_size,
-            reshard_after_forward=config.reshard_after_forward,
-            forward_prefetch=config.forward_prefetch,
-            defers_sync=self._defers_sync(whole),
-            on_cpu=config.offload_policy,
-            from_rank_zero=from_rank_zero,
-        )
-
-    def _defers_sync(self, whole: Module) -> bool:
-        """Whether gradients are reduced once per update: where nobody says, if whole ones take little of the memory."""
-        num_trained = sum(parameter.numel() for parameter in whole.parameters() if parameter.requires_grad)
-        takes_little = defers_sync(self.engine_config, num_trained, total_memory(self.device, ranks.world_size()))
-        if self.engine_config.defer_gradient_sync != "auto":
-            return takes_little
-        # Devices may differ in size, and ranks that reduce at different times wait for each other for ever.
-        (num_ranks,) = ranks.all_reduce_numbers([float(takes_little)], "sum", self.device)
-        return num_ranks == ranks.world_size()
-
-    def _say_what_has_no_effect(self) -> None:
-        """Keys that move state to the CPU, where it is there already."""
-        config = self.engine_config
-        keys = [
-            self._keys.fsdp(f"{name}=true") for name in ("param_offload", "optimizer_offload") if getattr(config, name)
-        ]
-        if self._optimizer is not None and self.model_config.enable_activation_offload:
-            keys.append(self._keys.model("enable_activation_offload=true"))
-        if keys:
-            logger.warning("%s: no effect on a CPU, where all state lies anyway.", ", ".join(keys))
-
-    def _build(self, path: str | None, model: PreTrainedModel | None = None) -> Module:
-        """The module at ``path``, or around ``model``, whole on the CPU in the master dtype."""
-        if self.kind == "policy":
-            return PolicyModule(load_causal_lm(str(path), self._load_dtype, **self._how) if model is None else model)
-        if self.kind == "reward" and model is None and not checkpoint.has_value_head(str(path)):
-            return classifier_module(load_classifier(str(path), self._load_dtype, **self._how))
-        value = ValueModule(load_backbone(str(path), self._load_dtype, **self._how) if model is None else model)
-        if path is not None:
-            checkpoint.load_value_head(value, path)
-        return value
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        """Keyword arguments of everything that reads a model's folder."""
-        config = self.model_config
-        return {"trust_remote_code": bool(config.trust_remote_code), "override_config": config.override_config}
-
-    def _config_of(self, model: PreTrainedModel | None) -> PreTrainedConfig:
-        """The Hugging Face configuration of ``model``, or of the one at the configured path."""
-        return load_config(str(self.model_config.path), **self._how) if model is None else model.config
-
-    def _build_everywhere(self, path: str | None, model: PreTrainedModel | None) -> tuple[Module, bool]:
-        """The module, and whether only rank 0 has its weights yet: with several ranks one reads for all."""
-        if model is not None or ranks.world_size() == 1:
-            return self._build(path, model), False
-
-        def make_skeleton() -> Module:
-            if self.kind == "policy":
-                return PolicyModule(causal_lm_skeleton(str(path), self._load_dtype, **self._how))
-            return ValueModule(backbone_skeleton(str(path), self._load_dtype, **self._how))
-
-        return build_from_rank_zero(lambda: self._build(path), make_skeleton)
-
     @property
     def module(self) -> PolicyModule | ValueModule:
         """The module in its layout; ``module.model`` is the Hugging Face model."""
@@ -241,6 +153,11 @@ class FSDPEngine:
     def speaks(self) -> bool:
         """Whether this rank's results stand for its group, whose ranks all have the same."""
         return self._mesh.speaks
+
+    @property
+    def flops_counter(self) -> FlopsCounter:
+        """Counts the operations of the whole model."""
+        return self._flops_counter
 
     def take_flops(self) -> float:
         """Operations of this rank's passes since the last call: of the tokens really computed, each once."""
@@ -293,6 +210,7 @@ class FSDPEngine:
             for indices in self._micro_batches(rows, micro_batch_size, max_token_len):
                 rows.describe(indices, current, self.sp_size)
                 values = self._forward(rows.pack(indices, self.device), temperature, outputs)
+                progress.tick()
                 order += indices
                 for name, value in values.items():
                     found.setdefault(name, []).append(value[: len(indices)])
@@ -334,6 +252,7 @@ class FSDPEngine:
             for number, indices in enumerate(micro_batches, 1):
                 rows.describe(indices, current, self.sp_size)
                 self._layout.start_micro_batch(is_last=number == len(micro_batches))
+                progress.tick()
                 values = self._forward(rows.pack(indices, self.device), temperature, outputs)
                 if not indices:
                     # Nothing of ours is left, but the other ranks wait in the collectives of this forward and backward.
@@ -344,9 +263,9 @@ class FSDPEngine:
                 loss.backward()
                 for name, share in metrics.items():
                     share = torch.as_tensor(share).detach().double()
-                    shares[name] = _combine(name, shares[name], share) if name in shares else share
+                    shares[name] = combine_shares(name, shares[name], share) if name in shares else share
         self.module.eval()
-        return ranks.merge_metrics(_to_floats(shares), speaks=self._mesh.speaks)
+        return ranks.merge_metrics(to_floats(shares), speaks=self._mesh.speaks)
 
     def optimizer_step(self, step: int) -> dict[str, float]:
         """One update of the optimizer at trainer step ``step`` (from 1) with the gradient gathered so far, clipped; clears it.
@@ -418,45 +337,41 @@ class FSDPEngine:
 
     def export_merged(self, path: str | Path) -> None:
         """Writes the model with its adapters added to its weights, in float32, in Hugging Face format; it stays as it is."""
-        with self._residence.everything():
-            checkpoint.export_merged(self._layout, Path(path))
+        self._checkpoint.export_merged(Path(path))
 
     def non_finite_weights(self) -> list[str]:
         """Names of the weights, masters and optimizer moments that hold NaN or infinity on any rank, the same on every rank."""
-        with self._residence.everything():
-            return checkpoint.non_finite(self._layout, self._optimizer, self.device)
+        return self._checkpoint.non_finite()
 
-    def save_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
-        """Writes the model in Hugging Face format and ``optimizer.pt`` to the folder ``path``.
+    def save_checkpoint(
+        self, path: str | Path, contents: Sequence[str] = ("model", "optimizer"), *, blocking: bool = True
+    ) -> None:
+        """Writes what ``contents`` names (of model, optimizer, extra, hf_model) to the folder ``path``.
+
+        Args:
+            blocking: False copies it to the CPU and leaves the writing to a thread; `checkpoint_written` tells when it is done.
 
         Raises:
             CheckpointError: something in it is not finite, on every rank and before anything is written: nobody could go
-                on from such a checkpoint, and it would take the place of one that is sound.
+                on from such a checkpoint, and it would take the place of one that is sound. Or the disk does not take it.
         """
-        broken = self.non_finite_weights()
-        if broken:
-            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-            raise CheckpointError(
-                f"{path} was not written: {broken[0]!r}{more} of the model or its optimizer holds NaN or infinity. "
-                f"The checkpoint before is unharmed; resume from it with a lower learning rate."
-            )
-        with self._residence.everything():
-            checkpoint.save(self._layout, self._optimizer, Path(path), contents)
+        self._checkpoint.save(Path(path), contents, blocking=blocking)
+
+    def checkpoint_written(self, *, wait: bool) -> bool:
+        """Whether this rank has nothing left to write of a checkpoint that was saved without blocking.
+
+        Raises:
+            CheckpointError: a file of it could not be written by this rank.
+        """
+        return self._checkpoint.written(wait=wait)
 
     def load_checkpoint(self, path: str | Path, contents: Sequence[str] = ("model", "optimizer")) -> None:
         """Continues from a folder written by `save_checkpoint`, in place, whatever layout and ranks wrote it.
 
         Raises:
-            CheckpointError: there is no such folder, or its optimizer state is missing or of another model.
+            CheckpointError: there is no such folder, or something in it is missing or of another model; on every rank.
         """
-        checkpoint.check_folder(Path(path), self.has_adapters)
-        source = None
-        if "model" in contents and not self.has_adapters:
-            one_rank = ranks.world_size() == 1
-            source = self._build(str(path)) if one_rank else on_rank_zero(lambda: self._build(str(path)))
-        with self._residence.everything():
-            checkpoint.load(self._layout, self._optimizer, Path(path), contents, source)
-            self._residence.note_change()
+        self._checkpoint.load(Path(path), contents)
 
     def _forward(self, packed: Packed, temperature: float, outputs: Sequence[str]) -> Outputs:
         """The module's outputs of all labels, also where the ranks of a group share the tokens."""
@@ -530,21 +445,3 @@ class FSDPEngine:
         assert batch.batch is not None
         present = set(batch.batch.keys())
         return next(batch.batch[name] for name in names if name in present)
-
-
-def _combine(name: str, a: Tensor, b: Tensor) -> Tensor:
-    """As `ranks.combine`, on tensors: a float would synchronise the device after every micro-batch."""
-    if name.endswith("_max"):
-        return torch.maximum(a, b)
-    if name.endswith("_min"):
-        return torch.minimum(a, b)
-    return a + b
-
-
-def _to_floats(shares: dict[str, Tensor]) -> dict[str, float]:
-    """In one look at the device; a loss of the user's own may give numbers, which are on the CPU."""
-    on_device = {name: share for name, share in shares.items() if share.device.type != "cpu"}
-    floats = {name: float(share) for name, share in shares.items() if name not in on_device}
-    if on_device:
-        floats |= dict(zip(on_device, torch.stack(list(on_device.values())).tolist(), strict=True))
-    return {name: floats[name] for name in shares}

@@ -1,9 +1,13 @@
 """Which configuration keys an engine answers to, for its messages: actor, critic and reference have their own."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.config import CriticModelConfig, FSDPEngineConfig, HFModelConfig
 from burnish.engine.out_of_memory import MicroBatch
+
+logger = logging.getLogger("burnish.engine")
 
 _POLICY = "actor_rollout_ref"
 
@@ -97,3 +101,13 @@ class Keys:
         """What moves state away that only an optimizer step needs."""
         names = [name for name in ("optimizer_offload", "param_offload") if not getattr(engine_config, name)]
         return [self.fsdp(f"{name}=true") for name in names]
+
+    def say_what_has_no_effect(
+        self, config: FSDPEngineConfig, model: HFModelConfig | CriticModelConfig, *, trained: bool
+    ) -> None:
+        """Tells of the keys that move state to the CPU, on a device whose state is there already."""
+        keys = [self.fsdp(f"{name}=true") for name in ("param_offload", "optimizer_offload") if getattr(config, name)]
+        if trained and model.enable_activation_offload:
+            keys.append(self.model("enable_activation_offload=true"))
+        if keys:
+            logger.warning("%s: no effect on a CPU, where all state lies anyway.", ", ".join(keys))

@@ -164,9 +164,18 @@ class Replicated:
     # One rank holds all of a copy.
     num_shards, shard_index = 1, 0
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """``value`` of each rank that holds a part of one copy."""
-        return [value]
+    @property
+    def copy_index(self) -> int:
+        """Which of the copies of the model this rank holds, or a part of."""
+        return ranks.rank()
+
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """Of a parameter."""
+        return tuple(self.module.get_parameter(name).shape)
+
+    def rows(self, name: str) -> tuple[int, int]:
+        """First row of a parameter that this rank holds, and the row behind its last."""
+        return 0, (self.whole_shape(name) or (1,))[0]
 
     def gather(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor of which ``local`` is this rank's part."""
@@ -250,7 +259,7 @@ class Sharded:
         self._defers_sync = defers_sync
         self.passing_bytes = self._passing_bytes(units)
         self._parameters: dict[str, DTensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}  # type: ignore[misc]
-        self._masters: dict[str, Tensor] = {name: _local(p.detach()) for name, p in self._parameters.items()}
+        self._masters: dict[str, Tensor] = {name: local_part(p.detach()) for name, p in self._parameters.items()}
 
     def masters(self) -> dict[str, Tensor]:
         """This rank's shard of every trained parameter."""
@@ -259,7 +268,7 @@ class Sharded:
     def local_grads(self) -> dict[str, Tensor]:
         """This rank's shard of every gradient, already averaged by FSDP; zero where nothing flowed."""
         return {
-            name: torch.zeros_like(self._masters[name]) if p.grad is None else _local(p.grad)
+            name: torch.zeros_like(self._masters[name]) if p.grad is None else local_part(p.grad)
             for name, p in self._parameters.items()
         }
 
@@ -293,7 +302,7 @@ class Sharded:
 
     def weight_parts(self) -> list[tuple[nn.Module, list[Tensor]]]:
         """This rank's shards, all at once: FSDP2 reads those of a block before the block is called."""
-        return [(self.module, [_local(parameter.detach()) for parameter in self.module.parameters()])]
+        return [(self.module, [local_part(parameter.detach()) for parameter in self.module.parameters()])]
 
     def start_micro_batch(self, *, is_last: bool) -> None:
         """Says whether gradients are reduced after this micro-batch; all ranks call it alike."""
@@ -318,12 +327,22 @@ class Sharded:
         """This rank's place among them."""
         return torch.distributed.get_rank(self._shard_group)
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """``value`` of each rank that holds a part of one copy, on the first of them; nothing on the others."""
-        first = self.shard_index == 0
-        values: list[Any] | None = [None] * self.num_shards if first else None
-        torch.distributed.gather_object(value, values, group=self._shard_group, group_dst=0)
-        return values or []
+    @property
+    def copy_index(self) -> int:
+        """Which of the copies of the model this rank holds a part of."""
+        return ranks.rank() // self.num_shards
+
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """Of a parameter."""
+        return tuple(self.module.get_parameter(name).shape)
+
+    def rows(self, name: str) -> tuple[int, int]:
+        """First row of a parameter that this rank holds, and the row behind its last: FSDP2 gives every rank as many,
+        and the last ones what is left."""
+        num_rows = self.whole_shape(name)[0]
+        each = -(-num_rows // self.num_shards)
+        start = min(num_rows, self.shard_index * each)
+        return start, min(num_rows, start + each)
 
     def gather(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor of which ``local`` is this rank's part; all ranks call it."""
@@ -365,7 +384,7 @@ def local_parts(layout: Layout) -> dict[str, Tensor]:
     masters = layout.masters()
     parts: dict[str, Tensor] = {}
     for name, parameter in layout.module.named_parameters():
-        label, part = hf_name(name).removeprefix("model."), _local(parameter.detach())
+        label, part = hf_name(name).removeprefix("model."), local_part(parameter.detach())
         parts[label] = part
         if name in masters and masters[name].data_ptr() != part.data_ptr():
             parts[f"master of {label}"] = masters[name]
@@ -383,7 +402,7 @@ def copy_into_parameters(layout: Layout, source: nn.Module | None) -> None:
     weights: dict[str, Tensor] = {} if source is None else dict(source.named_parameters())
     masters = layout.masters()
     for name, parameter in layout.module.named_parameters():
-        part = masters[name] if name in masters else _local(parameter.detach())
+        part = masters[name] if name in masters else local_part(parameter.detach())
         whole = from_rank_zero(weights.get(name), parameter.shape, part.dtype, layout.device)
         part.copy_(_part_of(whole, parameter))
     buffers: dict[str, Tensor] = {} if source is None else dict(source.named_buffers())
@@ -408,7 +427,7 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
                 each._buffers[name] = buffer.to(device)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """This rank's storage of a tensor, as a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

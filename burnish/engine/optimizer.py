@@ -12,11 +12,6 @@ from burnish.engine import optimizers, ranks
 from burnish.engine.layout import Layout
 from burnish.engine.offload import StepOffload
 from burnish.engine.schedule import lr_at
-from burnish.utils.errors import CheckpointError
-
-# An entry without a name is one of this optimizer.
-_DEFAULT = "torch.optim.adamw.AdamW"
-_PARTS = "parts"
 
 
 class MasterOptimizer:
@@ -34,7 +29,8 @@ class MasterOptimizer:
         self._parameters = {name: nn.Parameter(master) for name, master in layout.masters().items()}
         self._optimizer = optimizers.build_optimizer(list(self._parameters.values()), config)
         self._library = optimizers.library_of(self._optimizer)
-        self._kind = f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}"
+        self.last_step, self.last_rate = 0, 0.0
+        """The trainer's step of the last call of `step`, and its learning rate."""
         self.offload: StepOffload | None = None
         """Where masters or states lie on the CPU between steps: brings them, some parameters at a time."""
 
@@ -55,7 +51,8 @@ class MasterOptimizer:
         self.layout.reduce_grads()
         grads = self.layout.local_grads()
         norm = self._global_norm(list(grads.values()))
-        lr = lr_at(step, self.config, self.total_steps)
+        lr = self.rate_at(step)
+        self.last_step, self.last_rate = step, lr
         skipped = not math.isfinite(norm)
         if not skipped:
             self._clip(list(grads.values()), norm)
@@ -65,6 +62,10 @@ class MasterOptimizer:
                 self.layout.publish_masters(names)
         self.layout.clear_grads()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": float(skipped)}
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of trainer step ``step``, from 1."""
+        return lr_at(step, self.config, self.total_steps)
 
     def _update(self, names: Iterable[str], grads: dict[str, Tensor]) -> None:
         """Moves the masters ``names``; an optimizer leaves parameters without a gradient alone."""
@@ -110,36 +111,35 @@ class MasterOptimizer:
                 found[f"state of {name}"] = torch.stack(largest) if largest else parameter.new_zeros(1)
         return found
 
-    def state_dict(self, keep: bool = True) -> dict[str, Any]:
-        """The state of every parameter by name, on the CPU, and masters where the model is saved in less precision.
+    @property
+    def kind(self) -> str:
+        """The optimizer's class, as a checkpoint calls it."""
+        return f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}"
 
-        A state of floating-point tensors in the parameter's shape is stored whole, and any layout reads it. Any other (8-bit
-        codes with a scale for every block, say) is stored as the parts that the ranks hold.
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What the optimizer keeps of every parameter, by name; nothing before its first step."""
+        return {name: self._optimizer.state.get(parameter, {}) for name, parameter in self._parameters.items()}
 
-        All ranks call it, since the parts are gathered; a rank that does not write passes ``keep=False`` and gets nothing.
-        """
-        entries = {name: self._optimizer.state.get(p, {}) for name, p in self._parameters.items()}
-        in_parts = self._in_parts(entries)
-        state: dict[str, Any] = {}
-        for name, parameter in self._parameters.items():
-            entry = entries[name]
-            whole: dict[str, Any] = {}
-            if parameter.dtype != self.layout.dtype:
-                whole["master"] = self._gathered(name, parameter.detach(), keep)
-            if in_parts[name]:
-                whole[_PARTS] = self.layout.gather_objects(optimizers.take_out(entry))
-            for key, value in {} if in_parts[name] else entry.items():
-                if isinstance(value, Tensor):
-                    whole[key] = value.to("cpu") if value.ndim == 0 else self._gathered(name, value, keep)
-                else:
-                    whole[key] = value
-            if self._kind != _DEFAULT:
-                whole["optimizer"] = self._kind
-            state[name] = whole
-        return state if keep else {}
+    def master(self, name: str) -> Tensor:
+        """This rank's rows of a parameter's master."""
+        return self._parameters[name].detach()
 
-    def _in_parts(self, entries: dict[str, dict[str, Any]]) -> dict[str, bool]:
-        """Which parameters' states cannot be put together, on any rank: all ranks gather alike."""
+    @torch.no_grad()
+    def set_master(self, name: str, rows: Tensor) -> None:
+        """Writes them. `Layout.publish_masters` follows when all are written."""
+        self._parameters[name].copy_(rows)
+
+    def parts(self, name: str) -> dict[str, Any]:
+        """A parameter's state as plain tensors on the CPU, where it cannot be cut into rows."""
+        return optimizers.take_out(self._optimizer.state.get(self._parameters[name], {}))
+
+    def restore(self, name: str, state: dict[str, Any]) -> None:
+        """Makes ``state``, of this rank's rows or what `parts` gave, the state of a parameter."""
+        optimizers.put_back(self._optimizer, self._parameters[name], state)
+
+    def in_parts(self) -> dict[str, bool]:
+        """Which parameters' states cannot be cut into rows, on any rank; all ranks call it and get the same."""
+        entries = self.states()
         elementwise = [
             not entry or optimizers.is_elementwise(entry, self._parameters[n]) for n, entry in entries.items()
         ]
@@ -155,55 +155,3 @@ class MasterOptimizer:
     def _device(self) -> torch.device:
         # Where the ranks meet: masters may lie on the CPU.
         return self.layout.device
-
-    def _gathered(self, name: str, local: Tensor, keep: bool) -> Tensor | None:
-        whole = self.layout.gather(name, local)
-        return whole.to("cpu") if keep else None
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state_dict`; of any layout and number of ranks where the state is stored whole.
-
-        Raises:
-            CheckpointError: the state belongs to another model or optimizer, or is in parts of another layout.
-        """
-        differing = sorted(set(state) ^ set(self._parameters))
-        if differing:
-            raise CheckpointError(
-                f"The optimizer state is of another model: parameter {differing[0]!r} is in one only."
-            )
-        for name, parameter in self._parameters.items():
-            entry = dict(state[name])
-            if "master" in entry:
-                parameter.copy_(self.layout.scatter(name, entry.pop("master")))
-            kind = entry.pop("optimizer", _DEFAULT)
-            # An AdamW that has not stepped says nothing.
-            if kind != self._kind and (entry or kind != _DEFAULT):
-                raise CheckpointError(
-                    f"The optimizer state is of {kind}, and this run trains with {self._kind}. Set optim.optimizer and "
-                    "optim.optimizer_impl as they were, or take 'optimizer' out of checkpoint.load_contents to go on with "
-                    "fresh moments."
-                )
-            if _PARTS in entry:
-                optimizers.put_back(self._optimizer, parameter, self._my_part(name, entry[_PARTS]))
-            else:
-                optimizers.put_back(self._optimizer, parameter, self._my_share(name, entry))
-        self.layout.publish_masters()
-
-    def _my_share(self, name: str, entry: dict[str, Any]) -> dict[str, Any]:
-        """This rank's shard of every whole tensor."""
-        return {
-            key: self.layout.scatter(name, value) if isinstance(value, Tensor) and value.ndim else value
-            for key, value in entry.items()
-        }
-
-    def _my_part(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        index, count = self.layout.shard_index, self.layout.num_shards
-        if len(parts) != count:
-            raise CheckpointError(
-                f"The state of {self._kind} was saved in {len(parts)} parts, one for each rank that shared the model, and "
-                f"here {count} share it: it is quantised in blocks of a rank's part and cannot be cut anew. Resume on as many "
-                "ranks (with the same fsdp_size), or take 'optimizer' out of checkpoint.load_contents to go on with fresh "
-                "moments."
-            )
-        return parts[index]

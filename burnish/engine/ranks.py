@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from burnish.utils.errors import BurnishError
+
 # Gradients are all-reduced in buckets of this many elements: large enough for bandwidth, small beside the model.
 _BUCKET_ELEMENTS = 1 << 25
 
@@ -24,6 +26,20 @@ def barrier() -> None:
     """Waits for all ranks."""
     if world_size() > 1:
         dist.barrier()
+
+
+def raise_everywhere(error: BurnishError | None) -> None:
+    """Raises the first rank's error on all ranks: one that went on would wait for the others for ever."""
+    errors: list[BurnishError | None] = [error]
+    if world_size() > 1:
+        errors = [None] * world_size()
+        # By its text alone: what caused it may not travel.
+        dist.all_gather_object(errors, None if error is None else type(error)(str(error)))
+    if error is not None:
+        raise error
+    for told in errors:
+        if told is not None:
+            raise told
 
 
 def all_reduce_numbers(numbers: list[float], op: str, device: torch.device) -> list[float]:

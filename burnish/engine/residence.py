@@ -68,7 +68,9 @@ class Residence:
         self.fetch(wait=True)
         if self._step is not None:
             self._step.fetch()
-        yield
-        if self._step is not None:
-            self._step.leave()
-        self.park()
+        try:
+            yield
+        finally:
+            if self._step is not None:
+                self._step.leave()
+            self.park()

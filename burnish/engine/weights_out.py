@@ -47,6 +47,17 @@ def named_weights(
     yield from _whole(adapters, layout.dtype, bucket_bytes)
 
 
+def weight_shapes(layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Name and shape of what `named_weights` gives, in its order, as tensors without memory; nothing is gathered."""
+    parameters = [(name.removeprefix("model."), parameter) for name, parameter in _named_parameters(layout)]
+    buffers = [(name.removeprefix("model."), buffer) for name, buffer in persistent_buffers(layout.module)]
+    base = [(name, tensor) for name, tensor in parameters if not is_adapter_name(name)]
+    adapters = [(name, tensor) for name, tensor in parameters if is_adapter_name(name)]
+    for name, tensor in (*base, *buffers, *adapters):
+        dtype = layout.dtype if isinstance(tensor, DTensor) else tensor.dtype
+        yield name, torch.empty(tensor.shape, dtype=dtype, device="meta")
+
+
 def _named_parameters(layout: Layout) -> Iterator[tuple[str, Tensor]]:
     return ((hf_name(name), parameter) for name, parameter in layout.module.named_parameters())
 

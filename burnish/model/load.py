@@ -1,8 +1,9 @@
 """Hugging Face causal LMs with our attention: from a folder, or random from a configuration."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,10 @@ from transformers.utils.logging import disable_progress_bar, get_verbosity, set_
 
 from burnish.model.attention import ATTENTION_NAME, PackedContext
 from burnish.model.head import head_logits, logit_transform
-from burnish.utils.errors import ModelError
+from burnish.model.verl_shards import load_verl_model
+from burnish.utils import storage
+from burnish.utils.errors import CheckpointError, ModelError
+from burnish.utils.model_folder import config_folder, is_verl_folder
 
 logger = logging.getLogger("burnish.model")
 
@@ -38,14 +42,19 @@ def load_config(
 ) -> PreTrainedConfig:
     """The Hugging Face configuration at ``path`` with the keys of ``override_config`` replaced.
 
+    Args:
+        path: of the model: a folder, a URL (`burnish.utils.storage`), or a name of the hub.
+
     Raises:
         ModelError: there is no configuration, or a key that it does not have is overridden.
+        StorageError: what a URL names cannot be fetched.
     """
+    path = storage.localize(path)
     folder = Path(path).expanduser()
     if path.startswith(("/", "./", "../", "~")) and not folder.is_dir():
         raise ModelError(f"Model path {path!r} does not exist. Give a folder in Hugging Face format or a hub name.")
     try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(config_folder(str(folder)), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"No Hugging Face configuration can be read from model path {path!r}: {error}") from error
     for key, value in (override_config or {}).items():
@@ -75,7 +84,7 @@ def load_causal_lm(
     Dropout is switched off: a policy whose log-probs are random has no ratio.
 
     Args:
-        path: a folder in Hugging Face format, or a hub name that is in the local cache or can be fetched.
+        path: a folder in Hugging Face format, a URL of one, or a hub name that is in the local cache or can be fetched.
         override_config: keys of the Hugging Face configuration to replace.
         attn: False leaves transformers' own attention in place (for references and tests).
 
@@ -91,9 +100,10 @@ def load_backbone(
     *,
     trust_remote_code: bool = False,
     override_config: Mapping[str, Any] | None = None,
+    attn: bool = True,
 ) -> PreTrainedModel:
     """As `load_causal_lm`, without the language-model head; a folder saved with one is fine."""
-    return _load(AutoModel, path, dtype, trust_remote_code, override_config, True)
+    return _load(AutoModel, path, dtype, trust_remote_code, override_config, attn)
 
 
 def load_classifier(
@@ -163,6 +173,7 @@ def eos_token_ids(model_or_path: PreTrainedModel | str, tokenizer: Any = None) -
     found: set[int] = set()
     configs: list[Any] = []
     if isinstance(model_or_path, str):
+        model_or_path = config_folder(storage.localize(model_or_path))
         if (Path(model_or_path) / "generation_config.json").exists():
             configs.append(GenerationConfig.from_pretrained(model_or_path))
         configs.append(load_config(model_or_path))
@@ -184,12 +195,12 @@ def _load(
     override_config: Mapping[str, Any] | None,
     attn: bool,
 ) -> PreTrainedModel:
+    path = storage.localize(path)
     config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
     try:
         # A backbone is loaded from a folder with a head on purpose; transformers would print a table about it.
         with _errors_only() if auto_class is AutoModel else nullcontext():
-            model, report = auto_class.from_pretrained(
-                str(Path(path).expanduser()),
+            model, report = _loader(auto_class, path, config)(
                 config=config,
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
@@ -216,8 +227,22 @@ def _load(
             "that of another model?",
             *(path, len(unexpected), type(model).__name__, unexpected[:5]),
         )
+    if is_verl_folder(path) and model.can_generate():
+        with suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(config_folder(path))
     _mend_generation_config(model)
     return _prepare(model, attn)
+
+
+def _loader(auto_class: Any, path: str, config: PreTrainedConfig) -> Callable[..., Any]:
+    """What reads the weights at ``path``: files of transformers, or shards of verl's."""
+    if not is_verl_folder(path):
+        return partial(auto_class.from_pretrained, str(Path(path).expanduser()))
+    try:
+        weights = load_verl_model(path)
+    except CheckpointError as error:
+        raise ModelError(f"The model at {path!r} cannot be loaded: {error}") from error
+    return partial(auto_class._model_mapping[type(config)].from_pretrained, None, state_dict=weights)
 
 
 def _skeleton(
@@ -227,8 +252,9 @@ def _skeleton(
     trust_remote_code: bool,
     override_config: Mapping[str, Any] | None,
 ) -> PreTrainedModel:
+    path = storage.localize(path)
     config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
-    folder = str(Path(path).expanduser())
+    folder = config_folder(str(Path(path).expanduser()))
     with torch.device("meta"):
         model: PreTrainedModel = auto_class.from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation=ATTENTION_NAME

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from burnish.utils import storage
 from burnish.utils.errors import ConfigError, ModelError
 
 ALL_LINEAR = "all-linear"
@@ -30,7 +31,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _ADAPTER = "default"
 _ADAPTER_PARTS = (".lora_A.", ".lora_B.")
 # How peft names the model's own parameters in an adapter's file.
-_FILE_PREFIX = "base_model.model."
+FILE_PREFIX = "base_model.model."
 # What an adapter's file may ask for beyond two matrices to a layer.
 _UNSUPPORTED = {
     "use_dora": False,
@@ -71,7 +72,8 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, base_path: str 
     """
     peft = _import_peft()
     if settings.lora_adapter_path is not None:
-        _add_from_folder(model, Path(settings.lora_adapter_path).expanduser(), settings.lora_rank, base_path)
+        folder = Path(storage.localize(settings.lora_adapter_path)).expanduser()
+        _add_from_folder(model, folder, settings.lora_rank, base_path)
         return
     targets = target_layers(model, settings.target_modules, settings.exclude_modules)
     layers = dict(_linear_layers(model))
@@ -224,14 +226,19 @@ def merged_weight(layer: Any, base: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def save_adapters(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
     """Writes ``weights``, by their `hf_name`, to ``folder`` in peft's format."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = copy.copy(_config_of(model))
-    config.inference_mode = True  # As peft writes it: whoever loads the file to train says so.
-    config.save_pretrained(str(folder))
+    write_config(model, folder)
     save_file(
-        {_FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()},
+        {FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()},
         folder / WEIGHTS_FILE,
         metadata={"format": "pt"},
     )
+
+
+def write_config(model: PreTrainedModel, folder: Path) -> None:
+    """Writes what says in peft's format which adapters ``model`` has."""
+    config = copy.copy(_config_of(model))
+    config.inference_mode = True  # As peft writes it: whoever loads the file to train says so.
+    config.save_pretrained(str(folder))
 
 
 def read_adapters(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -245,7 +252,7 @@ def read_adapters(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
         read = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read: {error}. An adapter is a folder that peft has written.") from error
-    found = {name.removeprefix(_FILE_PREFIX): tensor for name, tensor in read.items()}
+    found = {name.removeprefix(FILE_PREFIX): tensor for name, tensor in read.items()}
     places = {hf_name(name): parameter for name, parameter in adapter_parameters(model)}
     differing = sorted(set(found) ^ set(places))
     if differing:

@@ -73,7 +73,9 @@ class ValueModule(nn.Module):
         super().__init__()
         self.model = model
         dtype = next(model.parameters()).dtype
-        self.value_head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=dtype)
+        # The layer draws what is then zero.
+        with torch.random.fork_rng(devices=[]):
+            self.value_head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 

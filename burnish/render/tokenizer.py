@@ -5,7 +5,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from burnish.utils import storage
 from burnish.utils.errors import ModelError
+from burnish.utils.model_folder import config_folder
 
 logger = logging.getLogger(__name__)
 
@@ -16,17 +18,19 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt", "*.tiktoken
 def load_tokenizer(
     path: str, trust_remote_code: bool = False, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model at ``path`` (a folder, ``~`` expanded, or a Hugging Face id), with a pad token.
+    """The tokenizer of the model at ``path`` (a folder, ``~`` expanded, a URL, or a Hugging Face id), with a pad token.
 
     A tokenizer without pad token gets its end-of-sequence token (else unknown, else begin) as one: padding needs an id,
     and no mask is ever derived from it.
 
     Args:
-        chat_template: replaces the model's own template; Jinja text, or the path of a file that holds it.
+        chat_template: replaces the model's own template; Jinja text, or the path or URL of a file that holds it.
 
     Raises:
         ModelError: there is no tokenizer, it cannot be loaded, or it has no token that could pad.
+        StorageError: what a URL names cannot be fetched.
     """
+    path = config_folder(storage.localize(path))
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
@@ -58,7 +62,7 @@ def read_chat_template(chat_template: str) -> str:
     """
     if "{" in chat_template:
         return chat_template
-    file = Path(chat_template).expanduser()
+    file = Path(storage.localize(chat_template)).expanduser()
     if not file.is_file():
         raise ModelError(
             f"The chat template {chat_template!r} (actor_rollout_ref.model.custom_chat_template) is neither Jinja text "

@@ -10,6 +10,7 @@ from typing import Any
 
 from burnish.reward.background import background_loop
 from burnish.reward.outcome import Outcome, one_line
+from burnish.utils import progress
 from burnish.utils.errors import RewardError
 
 Row = dict[str, Any]
@@ -101,6 +102,7 @@ class AsyncScorer:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  counted as these rows' own failure
             seconds = time.perf_counter() - started
             outcomes = [Outcome(kind="raised", error=one_line(error), seconds=seconds)] * len(group)
+        progress.tick()
         for (_, future), outcome in zip(group, outcomes, strict=True):
             future.set_result(outcome)
 

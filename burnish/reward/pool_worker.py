@@ -20,6 +20,7 @@ from typing import Any
 
 from burnish.reward.outcome import one_line
 from burnish.reward.travel import is_async, unpack
+from burnish.utils import stacks
 
 _LENGTH = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1
@@ -54,6 +55,7 @@ def main(fd: int) -> None:
     buffer = bytearray()
     hello, *early = _receive(link, buffer)
     _die_with_the_driver(hello["driver"])
+    stacks.make_visible()
     try:
         if hello["memory_limit_mb"] is not None:
             _limit_memory(hello["memory_limit_mb"])

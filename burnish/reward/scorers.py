@@ -14,7 +14,7 @@ from burnish.reward.compute_score import default_compute_score, score_function
 from burnish.reward.outcome import Outcome, one_line
 from burnish.reward.pool import RewardPool
 from burnish.reward.travel import pack
-from burnish.utils import env
+from burnish.utils import env, progress
 from burnish.utils.errors import RewardError
 
 _MOST_WORKERS = 8
@@ -80,6 +80,7 @@ class InDriver:
             value = self.function(**own_containers(row))
         except Exception as error:  # noqa: BLE001  the user's function may raise anything
             return _raised(error, begun)
+        progress.tick()
         return value if inspect.isawaitable(value) else Outcome(value, seconds=time.perf_counter() - begun)
 
 
@@ -203,7 +204,9 @@ async def _gather(calls: list[Any]) -> list[Outcome]:
     async def one(call: Any) -> Outcome:
         begun = time.perf_counter()
         try:
-            return Outcome(await call, seconds=time.perf_counter() - begun)
+            outcome = Outcome(await call, seconds=time.perf_counter() - begun)
+            progress.tick()
+            return outcome
         except Exception as error:  # noqa: BLE001  the user's function may raise anything
             return _raised(error, begun)
 

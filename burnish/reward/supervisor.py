@@ -19,6 +19,7 @@ from burnish.reward.outcome import Outcome, one_line
 from burnish.reward.pool_worker import frame, take_frames
 from burnish.reward.process_group import Guard, kill_tree
 from burnish.reward.reward_process import Settings, Task, Worker, how_it_ended, spawn
+from burnish.utils import progress
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +245,7 @@ class Supervisor:
         self._finish(task, Outcome(read, error, trace, kind, seconds))
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
+        progress.tick()
         with self.changed:
             self.outcomes[task.key] = outcome
             self.changed.notify_all()

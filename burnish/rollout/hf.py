@@ -34,6 +34,7 @@ from burnish.rollout.native.sampler import SamplingRows, draw, stream_key
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.stopping import StopStrings
 from burnish.rollout.weights import weights_checksum
+from burnish.utils import progress
 from burnish.utils.errors import RolloutError
 
 
@@ -252,6 +253,7 @@ class _SeededDraw(LogitsProcessor):
             seen=self._seen(input_ids, scores) if self._penalizes else None,
         )
         self.num_steps += 1
+        progress.tick()
         drawn = draw(scores.float(), rows, truncates=self._truncates)
         self._check_finite(drawn.log_probs, positions)
         if drawn.truncated_log_probs is not None:

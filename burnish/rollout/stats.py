@@ -17,6 +17,8 @@ _CLOCKS = (
     "weight_copy_seconds",
     "weight_check_seconds",
     "reward_wait_seconds",
+    "operation_seconds",
+    "traffic_seconds",
 )
 
 
@@ -52,6 +54,10 @@ class RolloutStats:
     """For comparing the copy with what was sent."""
     reward_wait_seconds: float = 0.0
     """After the last response for rewards that were not there yet; 0 where they are computed elsewhere."""
+    operation_seconds: float = 0.0
+    """That the operations of the sampled and prefilled tokens take at the device's peak; 0 where nobody counted."""
+    traffic_seconds: float = 0.0
+    """That reading the weights once a decode step, and keys and values once a token, takes at the memory's bandwidth."""
 
     def __add__(self, other: RolloutStats) -> RolloutStats:
         """Both, one after the other: counts and seconds add up, peaks are the larger."""
@@ -93,4 +99,12 @@ class RolloutStats:
             metrics["weight_copy_seconds"] = self.weight_copy_seconds
             metrics["weight_copy_gib"] = self.weight_copy_bytes / _GIB
             metrics["weight_check_seconds"] = self.weight_check_seconds
-        return {f"perf/rollout/{name}": float(value) for name, value in metrics.items()}
+        return {f"perf/rollout/{name}": float(value) for name, value in metrics.items()} | self._utilisation()
+
+    def _utilisation(self) -> dict[str, float]:
+        """Shares of what the device could do: of its operations in the whole call, of its bandwidth while decoding."""
+        shares = {
+            "perf/mfu/rollout": (self.operation_seconds, self.seconds),
+            "perf/mbu/rollout": (self.traffic_seconds, self.decode_seconds),
+        }
+        return {name: ideal / taken for name, (ideal, taken) in shares.items() if ideal > 0 and taken > 0}

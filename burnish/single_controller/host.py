@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from burnish.single_controller.heartbeat import Pulse
 from burnish.single_controller.worker import Worker, WorkerContext
 from burnish.single_controller.worker_group import ColocatedWorker, RayClassWithInitArgs
 from burnish.utils import env
@@ -14,6 +15,7 @@ class WorkerHost:
 
     def __init__(self) -> None:
         self._worker: Any = None
+        self.pulse = Pulse()
 
     def construct(self, context: WorkerContext, ray_cls_with_init: RayClassWithInitArgs) -> None:
         """Sets the environment and the threads of the process and makes its worker."""
@@ -21,14 +23,16 @@ class WorkerHost:
         # Ray limits OpenMP by an actor's CPUs; both controllers have to give a worker the same number of threads,
         # since the order of a sum, and so its last bits, depends on it.
         torch.set_num_threads(max(1, env.num_cpus() // context.local_world_size))
-        self._worker = ray_cls_with_init()
+        with self.pulse.stage("__init__"):
+            self._worker = ray_cls_with_init()
 
     def invoke(self, role: str | None, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of the worker, or of one of its colocated roles."""
         worker = self._worker
         if role is not None and isinstance(worker, ColocatedWorker):
             worker = worker.roles[role]
-        return getattr(worker, method_name)(*args, **kwargs)
+        with self.pulse.stage(method_name if role is None else f"{role}.{method_name}"):
+            return getattr(worker, method_name)(*args, **kwargs)
 
     @property
     def closed(self) -> bool:

@@ -1,21 +1,26 @@
 """``LocalWorkerGroup``: a group of one worker in the driver's own process. Nothing starts, and ``pdb`` works."""
 
 import copy
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from burnish.protocol import DataProto
 from burnish.single_controller.futures import RankFuture, ReadyFuture
+from burnish.single_controller.heartbeat import Beat
 from burnish.single_controller.host import WorkerHost
 from burnish.single_controller.resource_pool import ResourcePool
 from burnish.single_controller.sharding import Shard
 from burnish.single_controller.worker import WorkerContext
 from burnish.single_controller.worker_group import Call, RayClassWithInitArgs, WorkerGroup
-from burnish.utils.errors import ResourceError, WorkerError
+from burnish.utils import progress, stacks
+from burnish.utils.errors import ResourceError, StalledError, WorkerError
 from burnish.utils.foreign_code import Caught
 
 
@@ -29,8 +34,9 @@ class LocalWorkerGroup(WorkerGroup):
         resource_pool: a pool of one process; it only says that one is enough.
         ray_cls_with_init: the worker's class and arguments.
         name_prefix: what messages call the group; the class's name where it is empty.
-        stage_timeout: seconds that a call may take. Enforced on the main thread, and as soon as Python code runs:
-            native code that hangs cannot be interrupted from its own process.
+        stage_timeout: seconds that a call may take to get further (see `burnish.utils.progress`). Enforced on the main thread,
+            and as soon as Python code runs: native code that hangs cannot be interrupted from its own process.
+        stack_folder: where it is written in which code the process stands when it gets no further.
 
     Raises:
         ResourceError: the pool has more than one process.
@@ -43,6 +49,7 @@ class LocalWorkerGroup(WorkerGroup):
         ray_cls_with_init: RayClassWithInitArgs,
         name_prefix: str = "",
         stage_timeout: float | None = None,
+        stack_folder: str | None = None,
     ) -> None:
         if resource_pool is not None and resource_pool.world_size != 1:
             raise ResourceError(
@@ -50,7 +57,9 @@ class LocalWorkerGroup(WorkerGroup):
                 f"Set trainer.controller=ray."
             )
         super().__init__(1, ray_cls_with_init, name_prefix)
+        self._process_name = self.name
         self._stage_timeout = stage_timeout
+        self._stack_folder = stack_folder
         self._host = WorkerHost()
         with self._guarded("__init__"):
             self._host.construct(WorkerContext(), ray_cls_with_init)
@@ -74,19 +83,41 @@ class LocalWorkerGroup(WorkerGroup):
     @contextmanager
     def _guarded(self, stage: str) -> Iterator[None]:
         """Names the worker in errors, and ends the stage when its time is over."""
-        too_late = WorkerError(
-            f"{self.name} rank 0 of 1 (the driver's process) did not finish {stage} within {self._stage_timeout} s "
-            f"(trainer.stage_timeout)."
-        )
-        with _Alarm(self._stage_timeout, too_late), Caught() as caught:
+        alarm = _Alarm(self._stage_timeout, lambda frame: self._stalled(stage, frame))
+        with alarm, Caught() as caught:
             yield
-        if caught.error is too_late:
-            raise too_late
+        if alarm.rang is not None and caught.error is alarm.rang:
+            raise alarm.rang
         if caught.error is not None:
             kind = type(caught.error).__name__
             raise WorkerError(
                 f"{self.name} rank 0 of 1 (the driver's process) failed in {stage}: {kind}: {caught.error}"
             ) from caught.error
+
+    def _stalled(self, stage: str, frame: FrameType | None) -> StalledError:
+        where = f" It stands at {stacks.place(frame)}." if frame is not None else ""
+        if self._stack_folder is not None:
+            where += f" Stacks: {stacks.write(self._stack_folder, f'{self.name} rank 0', stacks.of_this_process())}."
+        return StalledError(
+            f"{self.name} rank 0 of 1 (the driver's process) got no further in {stage} for {self._stage_timeout:g} s "
+            f"(trainer.stage_timeout).{where}"
+        )
+
+    def beats(self) -> dict[str, Beat]:
+        """See `WorkerGroup.beats`."""
+        return {f"{self._process_name} rank 0": self._host.pulse.beat()}
+
+    def idle_seconds(self) -> float | None:
+        """See `WorkerGroup.idle_seconds`."""
+        return progress.idle_seconds()
+
+    def dump_stacks(self) -> dict[str, Path]:
+        """See `WorkerGroup.dump_stacks`."""
+        if self._stack_folder is None:
+            return {}
+        name = f"{self._process_name} rank 0"
+        text = stacks.of_tree(os.getpid()) or stacks.of_this_process()
+        return {name: stacks.write(self._stack_folder, name, text)}
 
     def shutdown(self) -> None:
         """Drops the worker, with all its roles. May be called again."""
@@ -102,17 +133,31 @@ def _own_containers(value: Any) -> Any:
 
 
 class _Alarm:
-    """Raises an error on the main thread when the block takes too long; does nothing on other threads."""
+    """Raises an error on the main thread when the block gets no further for too long; does nothing on other threads.
 
-    def __init__(self, seconds: float | None, error: WorkerError) -> None:
+    Args:
+        error: makes the error, of the frame that runs.
+    """
+
+    def __init__(self, seconds: float | None, error: Callable[[FrameType | None], StalledError]) -> None:
         self._seconds = seconds
         self._error = error
         self._active = seconds is not None and threading.current_thread() is threading.main_thread()
+        self.rang: StalledError | None = None
 
     def _ring(self, signum: int, frame: FrameType | None) -> None:
-        raise self._error
+        assert self._seconds is not None
+        rest = self._seconds - min(progress.idle_seconds(), time.monotonic() - self._began)
+        if rest > 0.001:
+            signal.setitimer(signal.ITIMER_REAL, rest)
+            return
+        # Once more later: the code that is interrupted may take the error for one of its own and go on.
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        self.rang = self._error(frame)
+        raise self.rang
 
     def __enter__(self) -> None:
+        self._began = time.monotonic()
         if self._active:
             self._previous = signal.signal(signal.SIGALRM, self._ring)
             signal.setitimer(signal.ITIMER_REAL, self._seconds or 0.0)

@@ -1,9 +1,11 @@
 """``Worker``: what one process of a group knows about itself and its peers."""
 
 import datetime
+import random
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -118,6 +120,13 @@ class Worker:
             env.set_all({"GLOO_SOCKET_IFNAME": interface})
         timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
+
+    def seed_generators(self, seed: int) -> None:
+        """Seeds this process's global generators (Python, numpy, torch with all devices), differently on each rank."""
+        own = seed * 1_000_003 + self.rank
+        random.seed(own)
+        np.random.seed(own % 2**32)
+        torch.manual_seed(own)
 
     def close(self) -> None:
         """Ends what this worker has started outside its process. Called when the run ends in the driver's process; where the

@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import Any, Self
 
 from burnish.single_controller.decorator import MethodSpec, get_predefined_dispatch_fn, registered_methods
 from burnish.single_controller.futures import RankFuture, fetch
+from burnish.single_controller.heartbeat import Beat
 from burnish.single_controller.worker import Worker
 from burnish.utils.errors import WorkerError
 
@@ -81,6 +83,22 @@ class WorkerGroup(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Ends the processes, those of other roles in them included. May be called again."""
+
+    def beats(self) -> dict[str, Beat]:
+        """The last sign of life of each process, by its name; processes that were not heard yet are missing."""
+        return {}
+
+    def idle_seconds(self) -> float | None:
+        """Seconds since any process of the group got further; None where nothing is known. From any thread."""
+        return None
+
+    def dump_stacks(self) -> dict[str, Path]:
+        """Writes where the threads of each process stand into the group's folder for that.
+
+        Returns:
+            the files by the names of the processes; empty without such a folder. A process that does not answer is missing.
+        """
+        return {}
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[RankFuture]:
         """Starts a method, with the same arguments, on every rank."""

@@ -5,6 +5,7 @@
 | 0 | finished |
 | 1 | failed while it ran |
 | 2 | was asked for something that cannot be: a key, a value, a file, a model, or more than the machine has |
+| 75 | ended since its time was over (`trainer.max_wall_time`, or the machine's), and is to be gone on with |
 | 130 | was ended by Ctrl-C (SIGINT) |
 | 143 | was ended by SIGTERM, as a job scheduler sends it |
 """
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from burnish.trainer.restarts import causes, is_disk_full
 from burnish.utils import env
 from burnish.utils.console import error_console
 from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
@@ -55,10 +57,20 @@ def exit_status(command: Callable[[], int], *, when_stopped: str = "Stopped befo
         return stop_status(stop)
     except BurnishError as error:
         return _answer(error)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        error_console.print(
+            f"There is no room left on the disk{where}: {error.strerror}. Complete checkpoints are as they were; make room and "
+            f"start again to go on from the last one.",
+            soft_wrap=True,
+        )
+        return 1
 
 
 def _answer(error: BurnishError) -> int:
-    chain = list(_causes(error))
+    chain = list(causes(error))
     for cause in chain:
         if isinstance(cause, _WRONG_REQUEST):
             # In whatever process and stage it was found: what has to be mended is the request.
@@ -74,14 +86,6 @@ def _answer(error: BurnishError) -> int:
 def _say(error: BaseException) -> None:
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == BurnishError.__module__)
     error_console.print(f"{kind.__name__}: {redact_text(str(error))}", soft_wrap=True)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what each was raised from."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 def _log_to_stderr() -> None:

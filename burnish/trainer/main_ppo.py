@@ -7,109 +7,38 @@ and of the data come before Ray, models or devices are touched.
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_shown_yaml
-from burnish.config.checks import check_layout, check_sequence_parallel
 from burnish.config.cli import parse_train_args
-from burnish.config.idle import idle_notices
+from burnish.config.profiler_checks import check_profiled_device
 from burnish.config.reward_model_checks import has_reward_pool
-from burnish.config.rollout_checks import check_engine_workers
 from burnish.config.usage import track, unread
-from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm, stop_status
+from burnish.trainer.cluster import (
+    cluster,
+    has_critic_pool,
+    ray_init_kwargs,
+    resolve_machine,
+    worker_group_cls,
+    world_size,
+)
+from burnish.trainer.ending import exit_status
+from burnish.trainer.run import Parts, RunSummary, live
 from burnish.trainer.start_checks import check_folder, check_loss_is_importable, check_sharing, check_vllm
+from burnish.trainer.supervised import follow_supervisor, in_supervision
+from burnish.trainer.supervisor import supervise
 from burnish.utils import env
 from burnish.utils.console import console
-from burnish.utils.errors import CheckpointError, ConfigError, DataError, ResourceError, RewardError
-from burnish.utils.secrets import redact
+from burnish.utils.errors import CheckpointError, ConfigError, DataError, RewardError, StorageError
 
 if TYPE_CHECKING:
-    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
+    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+
+__all__ = ["Parts", "RunSummary", "TaskRunner", "main", "ray_init_kwargs", "resolve_machine", "run_ppo", "world_size"]
 
 logger = logging.getLogger("burnish.trainer")
-
-
-@dataclass(kw_only=True)
-class Parts:
-    """Objects that a Python caller may give instead of naming them in the configuration."""
-
-    train_rows: list[dict[str, Any]] | None = None
-    val_rows: list[dict[str, Any]] | None = None
-    reward_fn: Callable[..., Any] | None = None
-    callbacks: tuple[Callable[[StepReport], None], ...] = ()
-
-
-@dataclass(kw_only=True)
-class RunSummary:
-    """What a run leaves behind.
-
-    Attributes:
-        run_dir: where its files are.
-        steps: the last step that was begun.
-        metrics: of the last step that ended.
-        status: 0, or the exit status of what stopped it: 130 for Ctrl-C, 143 for SIGTERM.
-        ending: how it ended, in a sentence.
-    """
-
-    run_dir: str
-    steps: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    status: int = 0
-    ending: str = ""
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was stopped before its last step."""
-        return self.status != 0
-
-
-def world_size(config: PPOTrainerConfig) -> int:
-    """Worker processes of the actor, over all nodes."""
-    return int(config.trainer.n_gpus_per_node) * config.trainer.nnodes
-
-
-def resolve_machine(config: PPOTrainerConfig) -> None:
-    """Replaces ``auto`` in ``trainer.{device,n_gpus_per_node,controller}`` by what this machine gives.
-
-    Keys that have no effect with so many workers are told, as others were when the configuration was loaded.
-    """
-    import torch
-
-    trainer, told = config.trainer, set(idle_notices(config))
-    if trainer.device == "auto":
-        trainer.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if trainer.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but torch sees no CUDA device here. Set trainer.device=cpu or auto.")
-    if trainer.n_gpus_per_node == "auto":
-        trainer.n_gpus_per_node = torch.cuda.device_count() if trainer.device == "cuda" else 1
-    one_process = world_size(config) == 1 and not _has_pool_of_its_own(config)
-    if trainer.controller == "auto":
-        trainer.controller = "local" if one_process else "ray"
-    if trainer.controller == "local" and not one_process:
-        raise ConfigError(
-            f"trainer.controller=local runs one process, but nnodes={trainer.nnodes} x n_gpus_per_node="
-            f"{trainer.n_gpus_per_node} (and pools of the critic and the reward model, if any) ask for more. Set "
-            f"trainer.controller=ray."
-        )
-    check_layout(config)
-    check_sequence_parallel(config)
-    check_engine_workers(config)
-    for notice in idle_notices(config):
-        if notice not in told:
-            logger.warning("%s", notice)
-
-
-def _has_pool_of_its_own(config: PPOTrainerConfig) -> bool:
-    return has_reward_pool(config) or _has_critic_pool(config)
-
-
-def _has_critic_pool(config: PPOTrainerConfig) -> bool:
-    return config.critic is not None and config.critic.nnodes > 0 and config.critic.n_gpus_per_node > 0
 
 
 class TaskRunner:
@@ -142,7 +71,7 @@ class TaskRunner:
 
         if need_critic(config):
             self.role_worker_mapping[Role.Critic] = CriticWorker
-            self.mapping[Role.Critic] = "critic_pool" if _has_critic_pool(config) else "global_pool"
+            self.mapping[Role.Critic] = "critic_pool" if has_critic_pool(config) else "global_pool"
 
     def add_reward_model_worker(self, config: PPOTrainerConfig) -> None:
         """Registers the reward model, beside the policy or in a pool of its own, when there is one."""
@@ -228,7 +157,7 @@ class TaskRunner:
             tokenizer=tokenizer,
             role_worker_mapping=self.role_worker_mapping,
             resource_pool_manager=self.init_resource_pool_mgr(config),
-            ray_worker_group_cls=_worker_group_cls(config),
+            ray_worker_group_cls=worker_group_cls(config),
             reward_fn=reward_fn,
             train_dataset=train_dataset,
             val_dataset=val_dataset,
@@ -255,6 +184,7 @@ class TaskRunner:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         get_rollout_cls(config.actor_rollout_ref.rollout.name)
         check_sharing(config)
+        check_profiled_device(config)
         check_loggers(config.trainer.logger)
         eos, pad = trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id
         check_reward_numbers(
@@ -269,99 +199,23 @@ class TaskRunner:
         if config.trainer.device == "cuda":
             check_memory(config, batch_plan(config, world_size(config)), found)
         found.log(logger)
-        if config.trainer.resume_mode in ("must", "resume_path"):
-            try:
-                trainer.checkpoints.find()
-            except CheckpointError as error:
-                raise ConfigError(str(error)) from error
+        try:
+            trainer.checkpoints.find()
+        except (CheckpointError, StorageError) as error:
+            raise ConfigError(str(error)) from error
         for key in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
             check_folder(f"trainer.{key}", getattr(config.trainer, key))
 
     def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
-        """Builds, trains, and ends the workers whatever happens."""
+        """Builds, trains, and ends the workers whatever happens; starts again where ``trainer.max_restarts`` allows it."""
         check_vllm(config)  # Before the data, whose loading may take long.
-        trainer = self.build_trainer(config, parts or Parts())
+        return live(config, lambda config: self.built(config, parts or Parts()))
+
+    def built(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
+        """A trainer that is checked and has no workers yet; one for each attempt at the run."""
+        trainer = self.build_trainer(config, parts)
         self.check(trainer)
-        status, ending = 0, ""
-        try:
-            with _cluster(config):
-                try:
-                    trainer.init_workers()
-                    trainer.fit()
-                    ending = f"Finished after step {trainer.global_steps}."
-                finally:
-                    trainer.shutdown()
-        except KeyboardInterrupt as stop:
-            by = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
-            status, ending = stop_status(stop), f"Stopped by {by} {_place(trainer)}."
-        return RunSummary(
-            run_dir=str(trainer.checkpoints.root),
-            steps=trainer.global_steps,
-            metrics=trainer.metrics,
-            status=status,
-            ending=ending,
-        )
-
-
-def _place(trainer: RayPPOTrainer) -> str:
-    step = f"in step {trainer.global_steps}" if trainer.global_steps else "before the first step"
-    return f"{step} (stage: {trainer.current_stage})"
-
-
-def _worker_group_cls(config: PPOTrainerConfig) -> type:
-    if config.trainer.controller == "local":
-        from burnish.single_controller import LocalWorkerGroup
-
-        return LocalWorkerGroup
-    from burnish.single_controller.ray import RayWorkerGroup
-
-    return RayWorkerGroup
-
-
-@contextmanager
-def _cluster(config: PPOTrainerConfig) -> Iterator[None]:
-    """Ray for the run's time, where the controller is Ray; a cluster that was there before stays."""
-    if config.trainer.controller == "local":
-        yield
-        return
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        with keeps_sigterm():
-            _start_ray(config)
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _start_ray(config: PPOTrainerConfig) -> None:
-    import ray
-
-    try:
-        ray.init(**ray_init_kwargs(config))
-    except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as error:
-        given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
-        asked = f" with ray_kwargs.ray_init={redact(given)}" if given else ""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ResourceError(f"Ray cannot be started{asked}: {reason.rstrip('.')}.") from error
-
-
-def ray_init_kwargs(config: PPOTrainerConfig) -> dict[str, Any]:
-    """Arguments of ``ray.init``: ``ray_kwargs.ray_init.*`` over burnish's own runtime environment."""
-    given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
-    runtime_env = dict(given.pop("runtime_env", None) or {})
-    env_vars = {
-        "TOKENIZERS_PARALLELISM": "true",
-        **env.calm_threads(),
-        # Workers import burnish and the user's modules as this process does.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    runtime_env["env_vars"] = env_vars | dict(runtime_env.get("env_vars", {}))
-    defaults = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
-    return defaults | {"runtime_env": runtime_env} | given
+        return trainer
 
 
 def run_ppo(
@@ -390,7 +244,7 @@ def run_ppo(
             raise ConfigError("A task runner on the cluster takes no Python objects (parts): name files instead.")
         import ray
 
-        with _cluster(config):
+        with cluster(config):
             return ray.get(task_runner_class.remote().run.remote(config))
     return task_runner_class().run(config, parts)
 
@@ -406,6 +260,9 @@ def _train(argv: list[str]) -> int:
     if args.cfg:
         console.print(to_shown_yaml(config), soft_wrap=True)
         return 0
+    if config.trainer.max_restarts > 0 and not in_supervision():
+        return supervise(argv, config)
+    follow_supervisor()
     summary = run_ppo(config)
     # A run that was stopped, or that only validates, reads fewer keys and is to blame for none.
     unread_keys = unread(config) if not summary.interrupted and not config.trainer.val_only else []

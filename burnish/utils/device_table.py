@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+# The shares of the ceilings that burnish reaches where nothing is wrong. Of matrix products in updates and passes: what
+# docs/performance.md has for half a billion parameters (larger models reach more). Of the memory's traffic while decoding: what
+# its table of the rollout engine has for many sequences at once.
+UPDATE_EFFICIENCY = 0.4
+PASS_EFFICIENCY = 0.45
+DECODE_EFFICIENCY = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceCeilings:

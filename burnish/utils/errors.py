@@ -10,9 +10,13 @@ BurnishError
 ├── RolloutError      a generation request or a rollout engine
 ├── TrainingError     an update that must not go on (non-finite gradients, empty batches)
 ├── CheckpointError   saving, finding or loading a checkpoint
+│   └── DiskError         the disk does not take it
+├── StorageError      a place that a URL names (burnish.utils.storage)
 ├── ResourceError     the cluster cannot give what was asked for
 │   └── MemoryExceededError   a stage of training needed more memory than its device has
 └── WorkerError       a worker process failed or died: names the worker, the stage and the cause
+    ├── WorkerDiedError   its process is gone
+    └── StalledError      it got no further for too long
 
 A message is a sentence: what was given, what is wrong with it, what to do.
 """
@@ -54,6 +58,14 @@ class CheckpointError(BurnishError):
     """A checkpoint cannot be written, found or read."""
 
 
+class DiskError(CheckpointError):
+    """The disk does not take a checkpoint: it is full, gone or read-only."""
+
+
+class StorageError(BurnishError):
+    """A place that a URL names cannot be reached, read or written."""
+
+
 class ResourceError(BurnishError):
     """The cluster does not have the resources that the configuration asks for."""
 
@@ -64,3 +76,11 @@ class MemoryExceededError(ResourceError):
 
 class WorkerError(BurnishError):
     """A worker process raised or died."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker's process is gone."""
+
+
+class StalledError(WorkerError):
+    """A stage got no further for longer than it may."""

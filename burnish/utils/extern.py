@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from burnish.utils.errors import ConfigError
+from burnish.utils import storage
+from burnish.utils.errors import ConfigError, StorageError
 
 _PACKAGE_PREFIX = "pkg://"
 
@@ -22,7 +23,7 @@ def load_attribute(path: str, name: str, *, key: str = "path") -> Any:
     ``reward.py`` do not meet, loading a file twice runs it once, and an edited file is loaded anew.
 
     Args:
-        path: a ``.py`` file (``~`` is expanded), or ``pkg://package.module`` for an installed module.
+        path: a ``.py`` file (``~`` is expanded) or the URL of one, or ``pkg://package.module`` for an installed module.
         name: the attribute, dots allowed ("Scorer.score").
         key: the configuration key that gave ``path``, for messages.
 
@@ -70,7 +71,10 @@ def _import_package(path: str, key: str) -> ModuleType:
 
 
 def _import_file(path: str, key: str) -> ModuleType:
-    file = Path(path).expanduser().resolve()
+    try:
+        file = Path(storage.localize(path)).expanduser().resolve()
+    except StorageError as error:
+        raise ConfigError(f"{key}: {error}") from error
     if not file.is_file():
         raise ConfigError(f"{key}={path}: there is no such file ({file}).")
     if file.suffix != ".py":

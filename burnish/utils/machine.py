@@ -86,3 +86,11 @@ def torch_cuda() -> str | None:
 def free_bytes(folder: str) -> int | None:
     """Free on the disk (or in the memory) that ``folder`` lies on; None where there is no such folder."""
     return shutil.disk_usage(folder).free if Path(folder).is_dir() else None
+
+
+def used_memory_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory of the computer that programs hold and cannot give back at once; None where the system does not say."""
+    if not file.is_file():
+        return None
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", file.read_text(), re.M))
+    return (int(found["MemTotal"]) - int(found["MemAvailable"])) * 1024 if len(found) == 2 else None

@@ -22,6 +22,8 @@ _HARMLESS_ENDS = ("env", "file", "path", "dir", "folder", "url", "name", "type",
 # Shorter values would be found inside ordinary words.
 _LEAST_LENGTH = 8
 _IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+# ``?token=...&sig=...`` of a signed address.
+_IN_QUERY = re.compile(r"(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^&\s#'\"<>]+)")
 _BEARER = re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}")
 _NAME = r"[A-Za-z_][\w.-]*"
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<quote>['\"]?\s*[=:]\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;}}\])'\"]+)")
@@ -68,11 +70,18 @@ def redact_text(text: str) -> str:
     """``text`` without the values of secret environment variables and keys, passwords in addresses, and ``name=value`` of
     secret names."""
     text = _IN_URL.sub(HIDDEN, text)
+    text = _IN_QUERY.sub(_hide_in_query, text)
     text = _BEARER.sub(HIDDEN, text)
     text = _ASSIGNED.sub(_hide_assigned, text)
     for value in sorted(_known | _secrets_of_environment(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text
+
+
+def _hide_in_query(match: re.Match[str]) -> str:
+    name = match["name"].lower()
+    is_secret = is_secret_name(name) or name.endswith(("sig", "signature"))
+    return f"{match['name']}={HIDDEN}" if is_secret else match[0]
 
 
 def _hide_assigned(match: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from burnish.config import ActorRolloutRefConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.model.load import eos_token_ids
@@ -21,24 +22,26 @@ from burnish.render import load_tokenizer
 from burnish.reward.managers.base import OUTCOME_COLUMN
 from burnish.reward.travel import unpack
 from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
-from burnish.rollout.build import ranks_per_engine
+from burnish.rollout.build import ranks_per_engine, rollout_dtype
 from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import (
     NUM_PADDING,
     Dispatch,
-    Worker,
     make_nd_compute_dataproto_dispatch_fn,
     make_nd_compute_metric_dispatch_fn,
     register,
 )
 from burnish.workers.early_scoring import EarlyScoring, shared_manager
+from burnish.workers.handed_back import hands_back_errors
 from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.preparation import make_preparation
+from burnish.workers.profiling import ProfiledWorker, profiled
+from burnish.workers.rollout_work import RolloutWork
 from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batches, update_kwargs
 from burnish.workers.weight_sync import WeightSync
 
 
-class ActorRolloutRefWorker(Worker):
+class ActorRolloutRefWorker(ProfiledWorker):
     """One rank of the policy.
 
     Args:
@@ -52,6 +55,8 @@ class ActorRolloutRefWorker(Worker):
             `burnish.reward.travel.pack` makes of it; None: who asked for the responses scores them.
         num_nodes: nodes of this group.
     """
+
+    profile_name = "policy"
 
     def __init__(
         self,
@@ -76,6 +81,11 @@ class ActorRolloutRefWorker(Worker):
         self.rollout_stats = RolloutStats()
         self.pass_metrics: dict[str, float] = {}
         """Pace of the last passes without gradient; the next update reports it."""
+
+    def profilers(self) -> dict[str, ProfilerConfig]:
+        """See `ProfiledWorker.profilers`."""
+        policy = self.config
+        return {"actor": policy.actor.profiler, "ref": policy.ref.profiler, "rollout": policy.rollout.profiler}
 
     def _own_manager(self, manager: Any, num_nodes: int) -> Any:
         """The reward manager of this rank, with its part of the reward processes; None where another rank answers."""
@@ -124,6 +134,13 @@ class ActorRolloutRefWorker(Worker):
         self._register_dispatch_collect_info("rollout", self.rank // ranks, self.rank % ranks == 0)
         of_tokenizer = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = tuple(sorted({*eos_token_ids(self.engine.module.model), *of_tokenizer}))
+        self.rollout_work = RolloutWork(
+            self.engine.flops_counter,
+            self.engine.module.model.config,
+            rollout_dtype(self.engine, self.config.rollout),
+            self.device,
+            ranks,
+        )
         self.weight_sync = WeightSync(self.engine, self.rollout, self.config.rollout)
         self._push_weights()
         if not self.rollout.shares_storage:
@@ -156,6 +173,7 @@ class ActorRolloutRefWorker(Worker):
     sync_weights = update_weights
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("rollout"))
+    @profiled("rollout")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Samples a response for every row.
 
@@ -178,7 +196,8 @@ class ActorRolloutRefWorker(Worker):
         responses = self.rollout.generate(requests, sampling, None if scoring is None else scoring.submit)
         if not validate:
             # An engine of somebody's own may keep none.
-            self.rollout_stats += getattr(self.rollout, "stats", RolloutStats())
+            stats = getattr(self.rollout, "stats", RolloutStats())
+            self.rollout_stats += stats + self.rollout_work.of(requests, responses, stats)
         self._let_rollout_sleep()
         batch = responses_to_dataproto(prompts, responses, pad_token_id=self.pad_token_id)
         if scoring is not None:
@@ -218,6 +237,7 @@ class ActorRolloutRefWorker(Worker):
         return self._sampling_params().policy_temperature
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("actor"))
+    @profiled("actor")
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` [batch, response]: the actor's log-probs of the responses.
 
@@ -230,6 +250,7 @@ class ActorRolloutRefWorker(Worker):
         return self._infer(self.engine, data, names, log_prob_kwargs(self.config.rollout), stage="old_log_prob")
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("ref"))
+    @profiled("ref")
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """``ref_log_prob`` [batch, response]: the reference's log-probs of the responses."""
         assert self.has_reference, "this worker was started without the reference role"
@@ -257,6 +278,7 @@ class ActorRolloutRefWorker(Worker):
         return DataProto.from_dict(tensors=on_cpu)
 
     @register(dispatch_mode=make_nd_compute_metric_dispatch_fn("actor"))
+    @profiled("actor")
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One pass over the planned mini-batches; the metrics are those of all ranks together."""
         actor, batching = self.config.actor, update_kwargs(self.config.actor)
@@ -289,11 +311,23 @@ class ActorRolloutRefWorker(Worker):
         return reads()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        """Model in Hugging Face format, optimizer state beside it."""
-        self.engine.save_checkpoint(folder, self.config.actor.checkpoint.save_contents)
+    @hands_back_errors
+    def save_checkpoint(self, folder: str, blocking: bool = True) -> None:
+        """Model in Hugging Face format, optimizer and generators beside it, as `checkpoint.save_contents` says.
+
+        Args:
+            blocking: False returns when everything is copied, and a thread of each rank writes it (`checkpoint_written`).
+        """
+        self.engine.save_checkpoint(folder, self.config.actor.checkpoint.save_contents, blocking=blocking)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @hands_back_errors
+    def checkpoint_written(self, wait: bool) -> bool:
+        """Whether this rank has nothing left to write; hands back what could not be written (CheckpointError)."""
+        return self.engine.checkpoint_written(wait=wait)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @hands_back_errors
     def load_checkpoint(self, folder: str) -> None:
         """Continues from what `save_checkpoint` wrote, on any number of ranks."""
         self.engine.load_checkpoint(folder, self.config.actor.checkpoint.load_contents)

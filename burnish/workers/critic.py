@@ -7,21 +7,23 @@ import time
 import torch
 
 from burnish.config import FSDPCriticConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
 from burnish.protocol import DataProto
 from burnish.single_controller import (
     Dispatch,
-    Worker,
     make_nd_compute_dataproto_dispatch_fn,
     make_nd_compute_metric_dispatch_fn,
     register,
 )
+from burnish.workers.handed_back import hands_back_errors
 from burnish.workers.losses import make_value_loss
+from burnish.workers.profiling import ProfiledWorker, profiled
 from burnish.workers.updates import perf_metrics, run_mini_batches, update_kwargs, value_kwargs
 
 
-class CriticWorker(Worker):
+class CriticWorker(ProfiledWorker):
     """One rank of the critic.
 
     Args:
@@ -30,6 +32,8 @@ class CriticWorker(Worker):
         total_training_steps: trainer steps of the run, for the learning-rate schedule.
     """
 
+    profile_name = "critic"
+
     def __init__(self, config: FSDPCriticConfig, device: str, total_training_steps: int) -> None:
         track_section(config, "critic")
         self.config = config
@@ -37,6 +41,10 @@ class CriticWorker(Worker):
         self.total_training_steps = total_training_steps
         self.pass_metrics: dict[str, float] = {}
         """Pace of the last pass without gradient; the next update reports it."""
+
+    def profilers(self) -> dict[str, ProfilerConfig]:
+        """See `ProfiledWorker.profilers`."""
+        return {"critic": self.config.profiler}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -54,6 +62,7 @@ class CriticWorker(Worker):
         self._register_dispatch_collect_info("critic", self.engine.dp_rank, self.engine.speaks)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("critic"))
+    @profiled("critic")
     def compute_values(self, data: DataProto) -> DataProto:
         """``values`` [batch, response]: the value of the state before each response token."""
         start = time.perf_counter()
@@ -64,6 +73,7 @@ class CriticWorker(Worker):
         return DataProto.from_dict(tensors={"values": values})
 
     @register(dispatch_mode=make_nd_compute_metric_dispatch_fn("critic"))
+    @profiled("critic")
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """One pass over the planned mini-batches; the metrics are those of all ranks together."""
         start = time.perf_counter()
@@ -88,11 +98,23 @@ class CriticWorker(Worker):
         return reads()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        """Model and value head, optimizer state beside them."""
-        self.engine.save_checkpoint(folder, self.config.checkpoint.save_contents)
+    @hands_back_errors
+    def save_checkpoint(self, folder: str, blocking: bool = True) -> None:
+        """Model and value head, optimizer and generators beside them, as `checkpoint.save_contents` says.
+
+        Args:
+            blocking: False returns when everything is copied, and a thread of each rank writes it (`checkpoint_written`).
+        """
+        self.engine.save_checkpoint(folder, self.config.checkpoint.save_contents, blocking=blocking)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @hands_back_errors
+    def checkpoint_written(self, wait: bool) -> bool:
+        """Whether this rank has nothing left to write; hands back what could not be written (CheckpointError)."""
+        return self.engine.checkpoint_written(wait=wait)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @hands_back_errors
     def load_checkpoint(self, folder: str) -> None:
         """Continues from what `save_checkpoint` wrote, on any number of ranks."""
         self.engine.load_checkpoint(folder, self.config.checkpoint.load_contents)

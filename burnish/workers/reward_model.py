@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.config import CriticModelConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.reward_model import RewardModelConfig
 from burnish.config.usage import reads, track_section
 from burnish.engine import FSDPEngine
@@ -17,14 +18,15 @@ from burnish.protocol import DataProto
 from burnish.render import load_tokenizer, normalize_messages, render
 from burnish.reward.placement import last_tokens
 from burnish.rollout.base import max_sequence_length
-from burnish.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
+from burnish.single_controller import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from burnish.utils.errors import ConfigError
+from burnish.workers.profiling import ProfiledWorker, profiled
 from burnish.workers.updates import perf_metrics
 
 logger = logging.getLogger("burnish.workers")
 
 
-class RewardModelWorker(Worker):
+class RewardModelWorker(ProfiledWorker):
     """One rank of the reward model.
 
     Args:
@@ -33,6 +35,8 @@ class RewardModelWorker(Worker):
         policy_tokenizer: where the policy's tokenizer is, for ``model.input_tokenizer=auto``.
         trust_policy_tokenizer: whether it may run code of its own.
     """
+
+    profile_name = "reward_model"
 
     def __init__(
         self, config: RewardModelConfig, device: str, policy_tokenizer: str, trust_policy_tokenizer: bool = False
@@ -43,6 +47,10 @@ class RewardModelWorker(Worker):
         self.policy_tokenizer = policy_tokenizer
         self.trust_policy_tokenizer = trust_policy_tokenizer
         self.pass_metrics: dict[str, float] = {}
+
+    def profilers(self) -> dict[str, ProfilerConfig]:
+        """See `ProfiledWorker.profilers`."""
+        return {"reward_model": self.config.profiler}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -79,6 +87,7 @@ class RewardModelWorker(Worker):
         self.engine.park()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("reward_model"))
+    @profiled("reward_model")
     def compute_rm_score(self, data: DataProto) -> DataProto:
         """``rm_scores`` [batch, response] float32: the score of each conversation, on the last token that the policy sampled.
 

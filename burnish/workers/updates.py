@@ -11,6 +11,7 @@ from burnish.config import FSDPActorConfig, FSDPCriticConfig, RefConfig, Rollout
 from burnish.engine import FSDPEngine, LossFn
 from burnish.model.flops import device_peak_flops
 from burnish.protocol import DataProto
+from burnish.utils.machine import used_memory_bytes
 
 
 def update_kwargs(config: FSDPActorConfig | FSDPCriticConfig) -> dict[str, int | None]:
@@ -120,8 +121,8 @@ def merge_updates(parts: Sequence[Mapping[str, float]], weights: Sequence[float]
 
 
 def perf_metrics(engine: FSDPEngine, *, name: str, seconds: float) -> dict[str, float]:
-    """Model FLOPs utilisation of what ``engine`` has done since the last call, the most GPU memory that was in use, and of an
-    update the blocks that computed their activations twice.
+    """Model FLOPs utilisation of what ``engine`` has done since the last call, the most GPU memory that was in use and that
+    PyTorch held, the computer's memory in use, and of an update the blocks that computed their activations twice.
 
     Args:
         name: of the stage: "actor", "old_log_prob", "ref", "critic" or "values".
@@ -131,6 +132,9 @@ def perf_metrics(engine: FSDPEngine, *, name: str, seconds: float) -> dict[str, 
     metrics = {f"perf/mfu/{name}": engine.take_flops() / seconds / peak}
     if engine.device.type == "cuda":
         metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(engine.device) / 2**30
+        metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved(engine.device) / 2**30
+    if (used := used_memory_bytes()) is not None:
+        metrics["perf/cpu_memory_used_gb"] = used / 2**30
     plan = engine.memory_plan
     if plan is not None and name in ("actor", "critic"):
         metrics[f"perf/recomputed_blocks/{name}"] = float(plan.num_recomputed)

@@ -22,8 +22,8 @@ def versions(monkeypatch):
     """What is installed, as the test says: everything that is wanted, but no vLLM."""
     installed = {
         "torch": "2.11.0+cu130", "transformers": "5.24.0", "tensordict": "0.15.3", "torchdata": "0.11.0", "ray": "2.60.0",
-        "hydra-core": "1.3.8", "omegaconf": "2.3.1", "pyarrow": "26.0", "numpy": "2.4", "safetensors": "0.8", "jinja2": "3.1.6",
-        "jaxtyping": "0.3.11", "cloudpickle": "3.1.2", "packaging": "26.4", "rich": "15.0", "typer": "0.29",
+        "hydra-core": "1.3.8", "omegaconf": "2.3.1", "pyarrow": "26.0", "fsspec": "2026.9", "numpy": "2.4", "safetensors": "0.8",
+        "jinja2": "3.1.6", "jaxtyping": "0.3.11", "cloudpickle": "3.1.2", "packaging": "26.4", "rich": "15.0", "typer": "0.29",
     }  # fmt: skip
     for module in (doctor, requirements):
         monkeypatch.setattr(module, "installed_version", installed.get)

@@ -1,5 +1,6 @@
 """A command ends with a sentence and a status, whatever ends it."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -53,7 +54,8 @@ def test_a_signal_ends_a_run_with_a_sentence_and_its_status(tmp_path, number, st
     run.send_signal(number)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == status
-    assert f"Stopped by {name} in step " in out
+    assert re.search(rf"Stopped by {name} (in|after) step \d+.*\. Step \d+ is saved\.", out, re.S)
+    assert list(tmp_path.glob("global_step_*/manifest.json"))
     assert str(tmp_path) in out
     assert "Traceback" not in out
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from burnish.cli.score import ScoreOptions, pass_at_k, run_score
+from burnish.cli.score import ScoreOptions, run_score
 from burnish.utils.errors import ConfigError, DataError, RewardError
 
 FUNCTION = """
@@ -110,13 +110,6 @@ def test_wrong_requests_are_said(tmp_path: Path, reward: str) -> None:
         run_score(ScoreOptions(data=[data], out=data, response_key="text"), as_json=True)
     with pytest.raises(DataError, match="text, or a list"):
         run_score(ScoreOptions(data=[write(tmp_path / "n.jsonl", [{"response": 3}])]), as_json=True)
-
-
-def test_pass_at_k_is_the_chance_of_a_right_one() -> None:
-    assert pass_at_k(4, 1, 1) == 0.25
-    assert pass_at_k(4, 1, 2) == 0.5
-    assert pass_at_k(4, 3, 2) == 1.0
-    assert pass_at_k(4, 0, 4) == 0.0
 
 
 def test_a_place_of_its_own_choice_that_is_read_too_is_not_called_an_option(tmp_path):

@@ -141,7 +141,7 @@ def test_micro_batches_counted_over_all_workers_are_divided():
     [
         "actor_rollout_ref.rollout.multi_turn.enable=True",
         "actor_rollout_ref.actor.strategy=megatron",
-        "trainer.default_hdfs_dir=hdfs://x",
+        "data.datagen.path=x.py",
     ],
 )
 def test_what_does_not_exist_yet_is_refused_with_that_word(override):

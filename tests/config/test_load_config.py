@@ -88,7 +88,7 @@ def test_what_is_typed_becomes_a_value_of_the_keys_type(key, typed, value):
         ("data.shuffle=maybe", "true or false belongs"),
         ("data.truncation=erorr", "Did you mean error?"),
         ("trainer.logger=[console,consol]", "Did you mean console?"),
-        ("trainer.logger=[console,mlflow]", "mlflow does not exist in burnish yet"),
+        ("trainer.logger=[console,clearml]", "clearml does not exist in burnish yet"),
         ("data.train_files=a,b", "[a,b]"),
         ("algorithm.gdpo_reward_weights=[1,x]", "item x: text is given where a number belongs"),
         ("algorithm.gdpo_reward_weights=[1,nan]", "item nan: the value must be finite"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from burnish.config import load_config
 from burnish.trainer.main_ppo import Parts, RunSummary, TaskRunner, run_ppo
 from burnish.trainer.ppo.metrics import NON_DETERMINISTIC_PREFIXES
+from tests.docs.metrics_page import logged_keys, undocumented
 
 REPO = Path(__file__).resolve().parents[2]
 TINY = REPO / "examples" / "tiny_model"
@@ -38,14 +39,20 @@ def tiny_config(run_dir: Path, *overrides: str):
 def tiny_run(
     run_dir: Path, *overrides: str, parts: Parts | None = None, task_runner_class: type[TaskRunner] | None = None
 ) -> RunSummary:
+    """Runs, and looks whether all that was logged is on the page of metrics."""
     config = tiny_config(run_dir, *overrides)
-    return run_ppo(config, task_runner_class, parts=parts, quiet=True)
+    summary = run_ppo(config, task_runner_class, parts=parts, quiet=True)
+    if (run_dir / "metrics.jsonl").exists():
+        assert undocumented(logged_keys(run_dir)) == set(), "docs/metrics.md has no row for these"
+    return summary
 
 
 def logged(run_dir: Path) -> list[dict[str, float]]:
-    """The metrics that the run has written, without those that measure time."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    """The metrics of the steps that the run has finished, without those that measure time or tell how rows lie on ranks."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    left_out = (*NON_DETERMINISTIC_PREFIXES, "global_seqlen/")
     return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith(NON_DETERMINISTIC_PREFIXES)}
+        {key: value for key, value in line.items() if not key.startswith(left_out)}
         for line in lines
+        if "training/failed" not in line
     ]

@@ -1,5 +1,6 @@
 """Dynamic sampling in whole runs: it fills up the batch, it ends, and it resumes."""
 
+import json
 import logging
 
 import pytest
@@ -50,9 +51,14 @@ def test_further_prompts_are_answered_until_the_batch_is_full(tmp_path):
 def test_only_prompts_that_vary_are_trained_on(tmp_path):
     folder = tmp_path / "rollouts"
     run(tmp_path, "trainer.total_training_steps=1", f"trainer.rollout_data_dir={folder}", reward_fn=of_odd_truths)
-    text = (folder / "1.jsonl").read_text()
-    assert text.count('"is_odd": 1') == 32
-    assert '"is_odd": 0' not in text
+    rows = [json.loads(line) for line in (folder / "1.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["trained"]]
+    assert len(trained) == 32
+    assert all(row["is_odd"] == 1 for row in trained)
+    # What was sampled and left out is there too, to be looked at and replayed.
+    left_out = [row for row in rows if not row["trained"]]
+    assert any(row["is_odd"] == 0 for row in left_out)
+    assert not {row["uid"] for row in trained} & {row["uid"] for row in left_out}
 
 
 @pytest.mark.parametrize(

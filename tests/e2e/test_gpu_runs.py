@@ -1,5 +1,7 @@
 """The same runs on a GPU: bfloat16 compute over float32 masters, decoding on the trained weights."""
 
+import json
+
 import pytest
 import torch
 
@@ -43,3 +45,6 @@ def test_float32_on_a_gpu_agrees_with_the_rollout_to_rounding(tmp_path):
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     )
     assert all(step["training/rollout_probs_diff_max"] < 1e-3 for step in logged(tmp_path))
+    metrics = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < metrics["perf/max_memory_allocated_gb"] <= metrics["perf/max_memory_reserved_gb"]
+    assert all(0 < metrics[f"perf/{share}/rollout"] < 1 for share in ("mfu", "mbu"))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from burnish.engine.checkpoint import read_optimizer
 from burnish.utils.errors import BurnishError
 from tests.e2e.runs import logged
 from tests.e2e.test_algorithm_runs import HOT, REJECTION, Disagreeing, Recorder, by_text, run
@@ -29,7 +30,7 @@ STEPS = {
 
 def first_moments(run_dir, role="actor"):
     """After one step of Adam they are a tenth of its gradient, which the weights themselves show by its sign alone."""
-    state = torch.load(run_dir / "global_step_1" / role / "optimizer.pt", weights_only=True)
+    state = read_optimizer(run_dir / "global_step_1" / role)
     return torch.cat([state[name]["exp_avg"].flatten() for name in sorted(state)])
 
 

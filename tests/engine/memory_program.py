@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
-from burnish.engine import FSDPEngine, fsdp, loading, memory, offload, state_bytes
+from burnish.engine import FSDPEngine, building, fsdp, loading, memory, offload, state_bytes
+from burnish.engine.building import ModuleBuilder
 from burnish.utils.errors import BurnishError
 from tests.engine.engine_program import main, make_batch, make_engine, my_share, policy_loss, train
 
@@ -124,7 +125,7 @@ def deferred(case: dict[str, Any], out: Path) -> dict[str, Any]:
     """Whether ranks defer their gradients by themselves; case: "memory", the bytes of each rank's device."""
     of_ranks = case.pop("memory")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fsdp, "total_memory", lambda *_: of_ranks[dist.get_rank()])
+        patch.setattr(building, "total_memory", lambda *_: of_ranks[dist.get_rank()])
         engine = make_engine(**case)
     return {"defers": engine._layout._defers_sync}  # type: ignore[union-attr]
 
@@ -132,15 +133,15 @@ def deferred(case: dict[str, Any], out: Path) -> dict[str, Any]:
 def loaded(case: dict[str, Any], out: Path) -> dict[str, Any]:
     """Weights and buffers of an engine made from a folder, and which ranks read that folder."""
     read = False
-    plain = FSDPEngine._build
+    plain = ModuleBuilder.build
 
-    def build(engine: FSDPEngine, path: str | None, model: Any = None) -> Any:
+    def build(builder: ModuleBuilder, path: str | None, model: Any = None) -> Any:
         nonlocal read
         read = True
-        return plain(engine, path, model)
+        return plain(builder, path, model)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FSDPEngine, "_build", build)
+        patch.setattr(ModuleBuilder, "build", build)
         if case.pop("no_skeleton", False):
             patch.setattr(loading, "_skeleton", lambda *_: None)
         engine = make_engine(**case)

@@ -206,3 +206,20 @@ def test_quantised_optimizers_train_and_resume_on_the_gpu(library: str, name: st
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
     a, b = (train(each, steps=1, micro_batch_size=4) for each in (engine, resumed))
     assert distance(b["weights"], a["weights"]) < 1e-3
+
+
+@pytest.mark.parametrize("keys", [{}, {"param_offload": True, "optimizer_offload": True}], ids=["plain", "offloaded"])
+def test_the_gpu_trains_on_while_the_state_before_is_written(tmp_path: Path, keys: dict[str, bool]) -> None:
+    """Copies are made in pinned memory, and no update reaches them."""
+    case: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda", "fsdp_keys": keys}
+    engine = make_engine(**case)
+    train(engine, steps=2, micro_batch_size=4)
+    engine.save_checkpoint(tmp_path / "waited", ("model", "optimizer", "extra"))
+    engine.save_checkpoint(tmp_path / "beside", ("model", "optimizer", "extra"), blocking=False)
+    train(engine, steps=2, micro_batch_size=4)
+    assert engine.checkpoint_written(wait=True)
+    for file in ("model.safetensors", "optimizer/shard_00000_of_00001.safetensors"):
+        assert (tmp_path / "waited" / file).read_bytes() == (tmp_path / "beside" / file).read_bytes()
+    resumed = make_engine(**case, seed=5)
+    resumed.load_checkpoint(tmp_path / "beside", ("model", "optimizer", "extra"))
+    assert resumed.non_finite_weights() == []

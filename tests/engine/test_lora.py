@@ -105,7 +105,7 @@ def test_a_checkpoint_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:
     train(engine, 1, 3)
     engine.save_checkpoint(tmp_path / "checkpoint")
     files = {file.name for file in (tmp_path / "checkpoint").iterdir()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors", "optimizer.pt"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "optimizer"}
     config = json.loads((tmp_path / "checkpoint" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

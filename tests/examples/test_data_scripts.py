@@ -138,6 +138,6 @@ def test_a_file_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
 
 def test_a_wrong_test_set_leaves_no_training_set_behind(tmp_path, monkeypatch, capsys):
     train = jsonl(tmp_path / "a.jsonl", [{"question": "?", "answer": "#### 7"}])
-    status, printed = run(gsm8k, monkeypatch, capsys, "--train", train, "--test", "no.parquet", "--out", tmp_path / "out")
+    status, _ = run(gsm8k, monkeypatch, capsys, "--train", train, "--test", "no.parquet", "--out", tmp_path / "out")
     assert status == 2
     assert not (tmp_path / "out").exists()

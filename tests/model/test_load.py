@@ -172,3 +172,12 @@ def test_rounding_cannot_make_the_check_refuse_a_model(monkeypatch: pytest.Monke
     build_causal_lm(
         LlamaConfig(vocab_size=200, num_hidden_layers=4, num_key_value_heads=3, initializer_range=0.1, **sizes)
     )
+
+
+def test_a_value_head_starts_at_zero_and_draws_nothing() -> None:
+    model = build("llama")
+    before = torch.get_rng_state()
+    module = ValueModule(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not module.value_head.weight.any()
+    assert not module.value_head.bias.any()

@@ -69,7 +69,7 @@ def test_a_stage_that_takes_too_long_names_who_did_not_answer(start):
     with pytest.raises(WorkerError) as caught:
         group.sleep_on(1, 600)
     message = str(caught.value)
-    assert "did not finish sleep_on within 1.5 s (trainer.stage_timeout). No answer from: rank 1 of 2" in message
+    assert "got no further in sleep_on for 1.5 s (trainer.stage_timeout). No answer from: rank 1 of 2" in message
     assert "rank 0" not in message
     wait_until_gone(pids)
 
@@ -104,7 +104,7 @@ def test_a_class_that_cannot_travel_is_refused_with_the_way_out(pools):
 
 
 def test_processes_that_do_not_start_in_time_are_named(pools):
-    with pytest.raises(WorkerError, match=r"did not finish start within 0.01 s \(start_timeout\)"):
+    with pytest.raises(WorkerError, match=r"got no further in start for 0.01 s \(start_timeout\)"):
         RayWorkerGroup(pools[1], RayClassWithInitArgs(Place), start_timeout=0.01)
 
 
@@ -136,6 +136,6 @@ def test_the_local_controller_names_stage_and_cause_too():
 def test_the_local_controller_ends_a_stage_that_takes_too_long():
     group = LocalWorkerGroup(None, RayClassWithInitArgs(InThisProcess), stage_timeout=0.3)
     begin = time.monotonic()
-    with pytest.raises(WorkerError, match=r"did not finish hang within 0.3 s \(trainer.stage_timeout\)"):
+    with pytest.raises(WorkerError, match=r"got no further in hang for 0.3 s \(trainer.stage_timeout\)"):
         group.hang()
     assert time.monotonic() - begin < 5

@@ -18,7 +18,7 @@ from burnish.single_controller import (
     make_nd_compute_metric_dispatch_fn,
     register,
 )
-from burnish.utils import env
+from burnish.utils import env, progress
 
 
 def numbers(num_rows: int) -> DataProto:
@@ -278,3 +278,42 @@ class FailsInConstructor(Worker):
 
     def __init__(self) -> None:
         raise OSError("no such model")
+
+
+class Working(Worker):
+    """Works long, or does nothing for long."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pid(self) -> int:
+        return os.getpid()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def work(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            progress.tick()
+            time.sleep(0.05)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def work_on(self, rank: int, seconds: float) -> None:
+        if self.rank == rank:
+            self.work(seconds)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def idle(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def idle_on(self, rank: int, seconds: float) -> None:
+        if self.rank == rank:
+            time.sleep(seconds)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stubborn(self, times: int) -> None:
+        """Takes every error for one of the code that it calls, so many times."""
+        for _ in range(times):
+            try:
+                time.sleep(600)
+            except Exception:  # noqa: BLE001
+                continue
+        time.sleep(600)

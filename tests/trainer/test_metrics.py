@@ -7,7 +7,8 @@ import torch
 
 from burnish.core_algos import policy_difference
 from burnish.protocol import DataProto, object_array
-from burnish.trainer.ppo.metrics import compute_data_metrics, compute_rollout_difference, compute_timing_metrics
+from burnish.trainer.ppo.metrics import compute_data_metrics, compute_rollout_difference
+from burnish.trainer.ppo.pace import compute_timing_metrics
 from burnish.trainer.ppo.token_statistics import TokenStatistics, kept_tokens
 
 NUM_PROMPT, NUM_RESPONSE = 3, 5

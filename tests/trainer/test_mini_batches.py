@@ -95,6 +95,27 @@ def test_balancing_evens_out_the_tokens_per_rank():
     assert spread(True) <= 50
 
 
+@pytest.mark.parametrize(("num_prompts", "dp_size"), [(16, 4), (3, 2)])
+def test_tokens_of_the_ranks_are_those_of_the_rows_in_order_and_as_they_are_spread(num_prompts, dp_size):
+    batch = make_batch(num_prompts, 3, num_response=50, seed=1)
+    lengths = batch.batch["attention_mask"].sum(-1)
+    metrics = plan_mini_batches(batch, num_prompts=4, dp_size=dp_size).meta_info["seqlen_metrics"]
+    in_order = [int(part.sum()) for part in lengths.split(-(-len(lengths) // dp_size))]
+    assert (metrics["global_seqlen/min"], metrics["global_seqlen/max"]) == (min(in_order), max(in_order))
+    assert metrics["global_seqlen/minmax_diff"] == max(in_order) - min(in_order)
+    assert metrics["global_seqlen/mean"] == int(lengths.sum()) / dp_size
+    planned = plan_mini_batches(batch, num_prompts=4, dp_size=dp_size)
+    # Copies that fill up have no token of a response.
+    counted = [
+        int(part.batch["attention_mask"][part.batch["response_mask"].any(-1)].sum()) for part in planned.chunk(dp_size)
+    ]
+    assert (metrics["global_seqlen/balanced_min"], metrics["global_seqlen/balanced_max"]) == (
+        min(counted),
+        max(counted),
+    )
+    assert metrics["global_seqlen/balanced_max"] - metrics["global_seqlen/balanced_min"] < max(in_order) - min(in_order)
+
+
 def test_a_mini_batch_without_a_token_keeps_its_place():
     batch = make_batch(4, 2)
     batch.batch["loss_mask"][:4] = False

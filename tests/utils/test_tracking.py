@@ -1,11 +1,12 @@
 """Loggers: nothing is lost, nothing is rounded in the file, and what is missing is said."""
 
-import dataclasses
 import json
 import math
 import subprocess
 import sys
-from types import SimpleNamespace
+import threading
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import torch
 
 from burnish.utils import tracking
 from burnish.utils.errors import ConfigError
-from burnish.utils.tracking import ConsoleLogger, RunInfo, Tracking, check_loggers
+from burnish.utils.events import EventLog, read_events
+from burnish.utils.tracking import ConsoleLogger, RunInfo, Tracking, check_loggers, hub
 
 
 def lines(run_dir):
@@ -59,12 +61,35 @@ def test_scalars_of_torch_and_numpy_are_numbers_and_non_finite_ones_stay_visible
     assert math.isnan(line["nan"])
 
 
-def test_a_metric_that_is_no_number_is_named_and_reaches_no_logger(tmp_path):
+ODD = {
+    "text": "high",
+    "none": None,
+    "array": np.zeros(3),
+    "list": [1.0],
+    "complex": 1j,
+    "huge": 10**400,
+    "date": __import__("datetime").date(2000, 1, 1),
+}
+
+
+def test_odd_values_are_left_out_counted_and_told_once(tmp_path, caplog):
     log = make(tmp_path, "file")
-    with pytest.raises(TypeError, match="'actor/loss' is 'high'"):
-        log.log({"a": 1.0, "actor/loss": "high"}, step=1)
+    for step in (1, 2):
+        log.log({"a": 1.0, **ODD}, step)
     log.finish()
-    assert lines(tmp_path) == []
+    assert lines(tmp_path) == [{"step": step, "a": 1.0, "logging/dropped_values": 7.0} for step in (1, 2)]
+    for name in ODD:
+        assert caplog.text.count(f"The metric {name} is") == 1
+
+
+@pytest.mark.parametrize(
+    "value", [np.float16(0.5), np.array(0.5), np.array([0.5]), torch.tensor([[0.5]]), Decimal("0.5"), Fraction(1, 2)]
+)
+def test_whatever_is_one_number_is_logged_as_one(tmp_path, value):
+    log = make(tmp_path, "file")
+    log.log({"x": value, "yes": True, "numpy_yes": np.True_}, step=1)
+    log.finish()
+    assert lines(tmp_path) == [{"step": 1, "x": 0.5, "yes": 1, "numpy_yes": 1}]
 
 
 def test_the_console_shows_one_compact_line_with_validation_and_trouble():
@@ -97,7 +122,7 @@ def test_the_console_prints_text_as_it_is_and_on_one_line(tmp_path, capsys):
 
 
 def test_an_unknown_logger_is_refused_with_the_choices_before_anything_is_written(tmp_path):
-    with pytest.raises(ConfigError, match=r"trainer\.logger=wandbb.*wandb.*console, file, tensorboard, wandb"):
+    with pytest.raises(ConfigError, match=r"trainer\.logger=wandbb.*wandb.*console, file, mlflow, .*, wandb"):
         make(tmp_path / "run", "file", "wandbb")
     assert not (tmp_path / "run").exists()
 
@@ -112,79 +137,183 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
     finished = []
     close = tracking.FileLogger.finish
     monkeypatch.setattr(tracking.FileLogger, "finish", lambda self: (finished.append(self), close(self)))
-    with pytest.raises(ConfigError, match=f"pip install {backend}"):
+    with pytest.raises(ConfigError, match=rf"pip install 'burnish\[{backend}\]'"):
         make(tmp_path, "file", backend)
     assert len(finished) == 1
 
 
-@dataclasses.dataclass
-class Config:
-    lr: float = 0.5
-
-
-@pytest.fixture
-def fake_wandb(monkeypatch):
-    calls = []
-
-    def init(**kwargs):
-        calls.append(("init", kwargs))
-        return SimpleNamespace(
-            id="abc",
-            log=lambda data, step: calls.append(("log", data, step)),
-            finish=lambda: calls.append(("finish",)),
-        )
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    return calls
-
-
-def test_wandb_gets_the_configuration_and_a_resumed_run_continues_its_curve(tmp_path, fake_wandb):
-    for step in (1, 2):
-        log = make(tmp_path, "wandb", config=Config())
-        log.log({"a": 1.0}, step)
-        log.finish()
-    inits = [call[1] for call in fake_wandb if call[0] == "init"]
-    assert [call["id"] for call in inits] == [None, "abc"]
-    assert inits[0]["config"] == {"lr": 0.5}
-    assert (inits[0]["project"], inits[0]["name"]) == ("project", "experiment")
-    assert [call for call in fake_wandb if call[0] != "init"] == [
-        ("log", {"a": 1.0}, 1),
-        ("finish",),
-        ("log", {"a": 1.0}, 2),
-        ("finish",),
-    ]
-
-
-def test_tensorboard_holds_the_last_step(tmp_path):
-    pytest.importorskip("tensorboard")
-    log = make(tmp_path, "tensorboard", config={"lr": 1.0})
-    log.log({"a": 1.0}, step=3)
-    log.finish()
+def scalars(folder, name="a"):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events = EventAccumulator(str(folder))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("a")] == [(3, 1.0)]
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-def test_finish_closes_every_logger_once_even_if_one_fails(tmp_path, monkeypatch):
-    closed = []
+def test_tensorboard_holds_the_last_step_and_takes_back_what_is_run_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    for resumed, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
+        log = make(tmp_path, "tensorboard", config={"lr": 1.0}, resumed_step=resumed)
+        for step in steps:
+            log.log({"a": float(10 * resumed + step)}, step)
+        log.log_generations([{"prompt": "p", "response": "```\n<script>", "score": 1.0}], 3)
+        log.finish()
+    assert scalars(tmp_path / "tensorboard") == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
 
-    class Failing:
-        def __init__(self, info: RunInfo):
-            pass
 
+def test_tensorboard_writes_where_its_variable_says(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "elsewhere"))
+    log = make(tmp_path / "run", "tensorboard")
+    log.log({"a": 1.0}, step=1)
+    log.finish()
+    assert scalars(tmp_path / "elsewhere") == [(1, 1.0)]
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+class Recorder:
+    """A logger of somebody's own, which does what a test wants."""
+
+    def __init__(self, info: RunInfo):
+        self.steps, self.threads, self.closed = [], set(), 0
+
+    def log(self, data, step):
+        self.steps.append(step)
+        self.threads.add(threading.current_thread())
+
+    def finish(self):
+        self.closed += 1
+
+
+def register(monkeypatch, name, logger):
+    monkeypatch.setitem(tracking.LOGGERS._entries, name, logger)
+
+
+def test_every_run_has_the_file_and_a_loggers_work_is_no_part_of_the_step(tmp_path, monkeypatch):
+    register(monkeypatch, "own", Recorder)
+    log = make(tmp_path, "own")
+    own = log.loggers[1]
+    log.log({"a": 1.0}, step=1)
+    log.finish()
+    assert lines(tmp_path) == [{"step": 1, "a": 1.0}]
+    assert own.steps == [1]
+    assert own.threads.isdisjoint({threading.main_thread()})
+    assert own.closed == 1
+
+
+def test_a_logger_that_fails_is_switched_off_and_told_and_the_others_go_on(tmp_path, monkeypatch, caplog):
+    class Failing(Recorder):
+        def log(self, data, step):
+            super().log(data, step)
+            raise OSError("the network is gone, token=abcdefgh1234")
+
+    register(monkeypatch, "failing", Failing)
+    register(monkeypatch, "own", Recorder)
+    events = EventLog(tmp_path)
+    log = Tracking("p", "e", ["failing", "own"], tmp_path, events=events)
+    _, failing, own = log.loggers
+    for step in (1, 2, 3):
+        log.log({"a": 1.0}, step)
+    log.finish()
+    assert (failing.steps, own.steps) == ([1], [1, 2, 3])
+    assert failing.closed == 1
+    assert len(lines(tmp_path)) == 3
+    (event,) = read_events(tmp_path)
+    assert (event["kind"], event["step"]) == ("warning", 1)
+    assert "The logger failing failed at step 1 and is switched off" in event["message"]
+    assert "the network is gone" in event["message"]
+    assert "abcdefgh1234" not in event["message"] + caplog.text
+
+
+def test_a_table_that_cannot_be_shown_costs_no_curve(tmp_path, monkeypatch, caplog):
+    class NoTables(Recorder):
+        def log_generations(self, rows, step):
+            raise ValueError("no tables here")
+
+    register(monkeypatch, "own", NoTables)
+    log = make(tmp_path, "own")
+    own = log.loggers[1]
+    log.log_generations([{"prompt": "p"}], 1)
+    log.log({"a": 1.0}, step=1)
+    log.finish()
+    assert own.steps == [1]
+    assert "does not show the responses of step 1: ValueError: no tables here" in caplog.text
+
+
+def test_a_logger_that_cannot_start_ends_the_run_before_it_begins(tmp_path, monkeypatch):
+    def no_login(info):
+        raise PermissionError("no API key")
+
+    register(monkeypatch, "own", no_login)
+    with pytest.raises(ConfigError, match=r"trainer.logger names own, which cannot start: PermissionError: no API key"):
+        make(tmp_path, "own")
+
+
+def test_a_service_that_never_answers_holds_neither_the_steps_nor_the_end_of_a_run(tmp_path, monkeypatch, caplog):
+    asked, answer = threading.Event(), threading.Event()
+
+    class Hanging(Recorder):
+        def log(self, data, step):
+            asked.set()
+            answer.wait(60)
+
+    register(monkeypatch, "own", Hanging)
+    monkeypatch.setattr(hub, "FINISH_SECONDS", 0.05)
+    monkeypatch.setattr(hub, "_MOST_WAITING", 2)
+    log = make(tmp_path, "own")
+    log.log({"a": 1.0}, 1)
+    assert asked.wait(60)
+    for step in range(2, 10):
+        log.log({"a": 1.0}, step)
+    log.finish()
+    answer.set()
+    assert len(lines(tmp_path)) == 9
+    assert caplog.text.count("steps behind") == 1
+    assert "is not done after 0.05 s and is left behind" in caplog.text
+
+
+def test_finish_closes_every_logger_once_even_if_one_fails(tmp_path, monkeypatch, caplog):
+    class Failing(Recorder):
         def finish(self):
-            closed.append("failing")
+            super().finish()
             raise OSError("the network is gone")
 
-    monkeypatch.setitem(tracking.LOGGERS._entries, "failing", Failing)
-    log = make(tmp_path, "file", "failing", "console")
-    with pytest.raises(OSError, match="network"):
-        log.finish()
+    register(monkeypatch, "failing", Failing)
+    register(monkeypatch, "own", Recorder)
+    log = make(tmp_path, "failing", "own")
+    file, failing, own = log.loggers
     log.finish()
-    assert closed == ["failing"]
-    assert log.loggers[0]._file.closed
+    log.finish()
+    assert (failing.closed, own.closed) == (1, 1)
+    assert file._file.closed
+    assert "The logger failing did not close well" in caplog.text
+
+
+def test_a_step_that_failed_is_in_the_file_and_at_no_service(tmp_path, monkeypatch):
+    register(monkeypatch, "own", Recorder)
+    log = make(tmp_path, "own")
+    own = log.loggers[1]
+    log.log({"a": 1.0}, 1)
+    log.log({"timing_s/gen": 1.0}, 2, partial=True)
+    log.finish()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert own.steps == [1]
+
+
+def test_lines_wait_for_a_disk_that_is_full_and_are_all_there_afterwards(tmp_path, caplog):
+    log = make(tmp_path, "file")
+    file = log.loggers[0]
+    log.log({"a": 1.0}, 1)
+    true_file = file._file
+    with open("/dev/full", "wb", buffering=0) as full:
+        file._file = full
+        log.log({"a": 2.0}, 2)
+        log.log({"a": 3.0}, 3)
+        file._file = true_file
+    log.log({"a": 4.0}, 4)
+    log.finish()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    assert caplog.text.count("cannot be written") == 1
 
 
 def test_importing_the_console_and_the_tracking_loads_neither_rich_nor_torch():
@@ -234,5 +363,5 @@ def test_loggers_are_checked_before_anything_starts(monkeypatch):
     with pytest.raises(ConfigError, match="Did you mean 'console'"):
         check_loggers(["consol"])
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="pip install wandb"):
+    with pytest.raises(ConfigError, match=r"pip install 'burnish\[wandb\]'"):
         check_loggers(["wandb"])

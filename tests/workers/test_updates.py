@@ -130,6 +130,7 @@ def test_the_difference_to_the_rollout_is_that_before_the_first_update() -> None
 
 def test_utilisation_is_of_everything_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "device_peak_flops", lambda device, dtype: 1e6)
+    monkeypatch.setattr(updates, "used_memory_bytes", lambda: None)
     engine = make_engine()
     # This loss has a pass of its own before each update.
     update(engine, update_batch(engine), actor_config("kl_cov"))

@@ -15,7 +15,14 @@ _ONE_SEED = "trainer.seed decides everything random"
 _PARENT = "the model it belongs to sets it"
 _MULTIMODAL = "images and videos do not exist here yet, prompts are text"
 _DATA = "prompts are always kept as messages and as ids"
-_PROFILER = "profilers do not exist yet"
+_NSIGHT = "Nsight Systems and NPUs are not among the profilers (global_profiler.tool)"
+_PROFILERS = (
+    f"{_ACTOR}.profiler",
+    f"{_REF}.profiler",
+    f"{_ROLLOUT}.profiler",
+    "critic.profiler",
+    "reward.reward_model.profiler",
+)
 _AGENT = "it belongs to agents and tools, which do not exist yet"
 _ENGINE_REWARDS = "a reward model is computed by its own workers, not by a rollout engine"
 
@@ -62,7 +69,7 @@ NO_EFFECT = _table(
         "checkpoint_engine.backend checkpoint_engine.engine_kwargs checkpoint_engine.engine_kwargs.*",
     ),
     ("quantised rollouts do not exist yet", _ROLLOUT, "quantization_config_file"),
-    ("replaying rollouts does not exist yet", _ROLLOUT, "skip_dump_dir"),
+    ("trainer.replay_rollouts names the folder of responses that are replayed", _ROLLOUT, "skip_dump_dir"),
     (_MULTIMODAL, _ROLLOUT, "limit_images engine_kwargs.vllm.disable_mm_preprocessor_cache"),
     ("the log-probs of sampled tokens are always kept", _ROLLOUT, "calculate_log_probs"),
     (
@@ -98,20 +105,21 @@ NO_EFFECT = _table(
     (_ONE_SEED, "reward.reward_model.model.fsdp_config", "seed"),
     (_PARENT, "reward.reward_model.model.fsdp_config", "strategy forward_only"),
     # Trainer.
-    (
-        "a checkpoint holds the policy and the critic together, and trainer.max_actor_ckpt_to_keep counts them",
-        "trainer",
-        "max_critic_ckpt_to_keep",
-    ),
     ("metrics of every step are logged", "trainer", "logging_freq"),
     ("it follows from the mini-batch and the micro-batch size", "trainer", "gradient_accumulation_steps"),
     ("there is one worker implementation", "trainer", "use_legacy_worker_impl"),
     ("workers find each other without a register", "trainer", "ray_wait_register_center_timeout"),
+    (_NSIGHT, _PROFILERS, "tool_config.nsys.* tool_config.npu.*"),
+    (_NSIGHT, "global_profiler", "global_tool_config.nsys.* global_tool_config.npu.*"),
+    ("torch keeps whole stacks", _PROFILERS, "tool_config.torch_memory.stack_depth tool_config.torch_memory.kw_args.*"),
     (
-        _PROFILER,
-        (f"{_ACTOR}.profiler", f"{_REF}.profiler", f"{_ROLLOUT}.profiler", "critic.profiler", "reward.profiler"),
-        "all_ranks ranks save_path tool_config.*",
+        "torch keeps whole stacks",
+        "global_profiler",
+        "global_tool_config.torch_memory.stack_depth global_tool_config.torch_memory.kw_args.*",
     ),
-    (_PROFILER, "reward.reward_model.profiler", "tool all_ranks ranks save_path tool_config.*"),
-    (_PROFILER, "global_profiler", "steps profile_continuous_steps save_path global_tool_config.*"),
+    (
+        "global_profiler.steps says which steps are recorded",
+        _PROFILERS,
+        "tool_config.torch.step_start tool_config.torch.step_end",
+    ),
 )

@@ -46,7 +46,6 @@ def _yet(what: str, *harmless: Any) -> Refusal:
 _TOOLS = _yet("agents and tools do")
 _MULTI_TURN = _yet("agents and tools do", False)
 _MTP = _yet("multi-token prediction does", False)
-_PROFILER = _yet("profilers do", None, False)
 
 _CORRECTION = "algorithm.rollout_correction"
 _IS_PER_TOKEN = (
@@ -88,7 +87,6 @@ REFUSED: dict[str, Refusal] = {
     ),
     f"{_REF}.model.path": _yet("a reference of another model does"),
     **{f"{model}.router_replay.mode": _yet("router replay does", "disabled", None) for model in (_ACTOR, _REF)},
-    **{f"{model}.checkpoint.async_save": _yet("saving in the background does") for model in (_ACTOR, "critic")},
     f"{_ACTOR}.megatron.*": _yet("Megatron does"),
     f"{_REF}.megatron.*": _yet("Megatron does"),
     "critic.megatron.*": _yet("Megatron does"),
@@ -120,7 +118,11 @@ REFUSED: dict[str, Refusal] = {
         reason="vLLM spreads experts over all workers of an engine: rollout.engine_kwargs.vllm.enable_expert_parallel=true",
     ),
     f"{_ROLLOUT}.over_sample_rate": _yet("over-sampling does", 0, None),
-    f"{_ROLLOUT}.skip_rollout": _yet("replaying rollouts does"),
+    f"{_ROLLOUT}.skip_rollout": Refusal(
+        harmless=(False, None),
+        reason="responses are replayed from a folder that a run has written with trainer.rollout_data_dir: "
+        "trainer.replay_rollouts=<that folder>",
+    ),
     f"{_ROLLOUT}.enable_rollout_routing_replay": _yet("router replay does"),
     f"{_ROLLOUT}.quantization": _yet("quantised rollouts do"),
     f"{_ROLLOUT}.mtp": _yet("multi-token prediction does"),
@@ -156,22 +158,10 @@ REFUSED: dict[str, Refusal] = {
         harmless=(False, None), reason="for a GPU it does not exist yet, and runs on a CPU are deterministic without it"
     ),
     # Trainer.
-    "trainer.default_hdfs_dir": _yet("checkpoints on a remote file system do"),
-    "trainer.del_local_ckpt_after_load": _yet("deleting a checkpoint after loading does"),
     "trainer.remove_previous_ckpt_in_save": Refusal(
         harmless=(False, None), reason="trainer.max_actor_ckpt_to_keep=1 keeps the newest checkpoint only"
     ),
-    "trainer.esi_redundant_time": _yet("saving before an instance expires does", 0, None),
     "trainer.wandb_proxy": Refusal(harmless=(None,), reason="a proxy is set by the environment variable HTTPS_PROXY"),
-    "trainer.max_restarts": _yet("restarting a failed worker does", 0, None),
-    "trainer.replay_rollouts": _yet("replaying rollouts does"),
-    **{
-        f"{model}.profiler.{name}": _PROFILER
-        for model in (_ACTOR, _REF, _ROLLOUT, "critic", "reward")
-        for name in ("enable", "tool")
-    },
-    "reward.reward_model.profiler.enable": _PROFILER,
-    "global_profiler.tool": _PROFILER,
     "ray_kwargs.timeline_json_file": _yet("writing Ray's timeline does"),
     "transfer_queue.enable": _yet("a transfer queue does"),
 }

@@ -15,6 +15,7 @@ RENAMED = {
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.*": "reward.reward_model.*",
+    "reward.profiler.*": "reward.reward_model.profiler.*",
     **{
         f"reward.reward_model.{name}": f"reward.rate_limit.{name}"
         for name in ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")

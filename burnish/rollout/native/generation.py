@@ -18,6 +18,7 @@ from burnish.rollout.native.scheduler import Scheduler
 from burnish.rollout.native.scheduler import Sequence as RunningSequence
 from burnish.rollout.stats import RolloutStats
 from burnish.rollout.stopping import StopStrings
+from burnish.utils import progress
 from burnish.utils.errors import RolloutError
 
 OnTokens = Callable[[str, list[int], list[float]], None]
@@ -107,6 +108,7 @@ class Generation:
             chunks = self._scheduler.next_prefill()
             if chunks:
                 self._runner.prefill(self._decoder.cache, chunks)
+                progress.tick()
                 self.stats.num_prefilled_tokens += sum(len(chunk.token_ids) for chunk in chunks)
                 prefilled = True
             started, copies = self._scheduler.start()
@@ -123,6 +125,7 @@ class Generation:
 
     def _decode(self) -> None:
         """A window of decode steps for every row."""
+        progress.tick()
         start = time.perf_counter()
         rows = self._rows
         steps = min(self._window, int(rows.remaining.max()))

@@ -27,7 +27,9 @@ from burnish.rollout.vllm.expected import Expected
 from burnish.rollout.vllm.installed import check_installed
 from burnish.rollout.vllm.placement import IdleCore, engine_gpus, place
 from burnish.rollout.vllm.requests import Finished, prepare, to_response
+from burnish.utils import storage
 from burnish.utils.errors import RolloutError
+from burnish.utils.model_folder import config_folder
 
 _PARTS = frozenset(("weights", "kv_cache"))
 
@@ -93,7 +95,7 @@ class VLLMRollout(OnLifecycle):
         trained = policy.module.model
         adapters = adapter_config(trained)
         model = VLLMModel(
-            path=config.model.path,
+            path=config_folder(storage.localize(config.model.path)),
             config=copy.deepcopy(trained.config),
             dtype=rollout_dtype(policy, config.rollout),
             trust_remote_code=config.model.trust_remote_code,

@@ -11,6 +11,7 @@ from typing import Any
 
 from burnish.rollout.vllm.engine_log import EngineLog
 from burnish.rollout.vllm.failures import death
+from burnish.utils import progress
 from burnish.utils.errors import RolloutError
 
 GLANCE_S = 0.05
@@ -145,6 +146,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Something came from the engine."""
+        progress.tick()
         self._since, self._asked = time.monotonic(), None
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from burnish.rollout.vllm.launch import read_environment_anew
 from burnish.rollout.vllm.requests import Finished, Prepared, Progress
 from burnish.rollout.vllm.sleep_memory import let_go
 from burnish.rollout.vllm.undisturbed import undisturbed
-from burnish.utils import env
+from burnish.utils import env, progress
 from burnish.utils.errors import RolloutError
 
 
@@ -187,6 +187,7 @@ class InProcessCore:
         outputs = self._next_outputs()
         seconds = time.perf_counter() - start
         self.num_steps += 1
+        progress.tick()
         self.max_running = max(self.max_running, len(self._scheduler.running), len(outputs))
         firsts = 0
         ended: list[tuple[str, FinishReason, int | str | None]] = []

@@ -17,6 +17,7 @@ from burnish.rollout.lifecycle import Lifecycle
 from burnish.rollout.native.sampler import stream_key
 from burnish.rollout.vllm.http_client import Call, Interrupted, Refused, asked_again
 from burnish.rollout.vllm.server_facts import COMPLETIONS, ServerFacts, check_choice
+from burnish.utils import progress
 from burnish.utils.errors import RolloutError
 
 _GLANCE_S = 0.02  # How often aborts are looked for while nothing ends.
@@ -146,6 +147,7 @@ def ask_all(
                 each, future = ended.get(timeout=_GLANCE_S)
             except Empty:
                 continue
+            progress.tick()
             error = future.exception()
             if isinstance(error, Interrupted):
                 raise _no_answer(each, error, config, f"{len(responses)} of {len(asked)}") from error

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
@@ -11,34 +11,12 @@ from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from burnish.single_controller.futures import RankFuture
-from burnish.single_controller.ray.host import ProcessInfo
-from burnish.utils.errors import WorkerError
+from burnish.single_controller.ray.processes import Processes
+from burnish.utils.errors import StalledError, WorkerDiedError, WorkerError
 
 # When a process dies, its peers' collectives fail too, and their errors may arrive first.
 _SECONDS_FOR_OTHER_FAILURES = 2.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-@dataclass
-class Processes:
-    """The actors of a group, shared by the groups of all roles in them."""
-
-    actors: list[Any]
-    infos: list[ProcessInfo] = field(default_factory=list)
-    failure: WorkerError | None = None
-    closed: bool = False
-
-    def describe(self, rank: int) -> str:
-        """Rank, node and process id, as far as they are known."""
-        where = f" ({self.infos[rank]})" if rank < len(self.infos) else ""
-        return f"rank {rank} of {len(self.actors)}{where}"
-
-    def kill(self) -> None:
-        """Ends all processes at once. May be called again."""
-        self.closed = True
-        if ray.is_initialized():
-            for actor in self.actors:
-                ray.kill(actor, no_restart=True)
 
 
 class PendingCall:
@@ -48,7 +26,8 @@ class PendingCall:
         name: what messages call the group.
         stage: the method.
         refs: the result of each rank.
-        timeout: seconds that waiting for the results may take; without limit if None.
+        timeout: seconds that the group may take to get further (see `burnish.utils.progress`); without limit if None. Processes
+            that were not heard yet have so long to answer.
         timeout_key: what sets ``timeout``, for the message.
         upstream: the calls whose results are arguments of this one.
     """
@@ -90,13 +69,21 @@ class PendingCall:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             done, pending = ray.wait(pending, num_returns=1, timeout=remaining)
             if not done:
-                self._fail_late(pending)
+                deadline = time.monotonic() + self._rest(pending)
             for ref in done:
                 try:
                     results[ref] = ray.get(ref)
                 except RayError as error:
                     self._fail(ref, error, pending)
         return [results[ref] for ref in self.refs]
+
+    def _rest(self, pending: list[ObjectRef]) -> float:
+        """Seconds that are left, since a process got further meanwhile."""
+        assert self._timeout is not None
+        idle = self._processes.idle_seconds()
+        if idle is None or idle >= self._timeout:
+            self._fail_late(pending)
+        return self._timeout - idle
 
     def _fail(self, ref: ObjectRef, error: RayError, pending: list[ObjectRef]) -> NoReturn:
         """Ends the group and raises the failure that explains the others: a death before an exception."""
@@ -111,24 +98,31 @@ class PendingCall:
         also = (
             f" (Also failed, perhaps for that reason: ranks {', '.join(map(str, sorted(others)))}.)" if others else ""
         )
-        self._raise(f"{self._explain(first, failures[first])}{also}", failures[first])
+        error = failures[first]
+        kind = WorkerDiedError if isinstance(error, RayActorError) else WorkerError
+        self._raise(f"{self._explain(first, error)}{also}", error, kind)
 
     def _fail_late(self, pending: list[ObjectRef]) -> NoReturn:
         for call in self._upstream:
             call.raise_if_failed()
             call.raise_if_unfinished()
-        silent = "; ".join(self._processes.describe(self.refs.index(ref)) for ref in pending)
+        ranks = sorted(self.refs.index(ref) for ref in pending)
+        written = self._processes.dump_stacks(ranks)
+        silent = "; ".join(self._processes.describe(rank) + _standing(written.get(rank)) for rank in ranks)
+        where = f" Stacks: {', '.join(str(file) for file, _ in written.values())}." if written else ""
         self._raise(
-            f"{self._name} did not finish {self._stage} within {self._timeout:g} s ({self._timeout_key}). "
-            f"No answer from: {silent}.",
+            f"{self._name} got no further in {self._stage} for {self._timeout:g} s ({self._timeout_key}). "
+            f"No answer from: {silent}.{where}",
             None,
+            StalledError,
         )
 
     def raise_if_failed(self) -> None:
         """Raises the call's failure if there is one by now; does not wait."""
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
         for ref, error in self._failures(done).items():
-            self._raise(self._explain(ref, error), error)
+            kind = WorkerDiedError if isinstance(error, RayActorError) else WorkerError
+            self._raise(self._explain(ref, error), error, kind)
 
     def raise_if_unfinished(self) -> None:
         """Raises if a rank has not answered yet; does not wait."""
@@ -148,20 +142,29 @@ class PendingCall:
     def _explain(self, ref: ObjectRef, error: RayError) -> str:
         who = f"{self._name} {self._processes.describe(self.refs.index(ref))}"
         if isinstance(error, RayActorError):
-            # Ray's last line is the reason; those before it are its own numbers of the process.
-            reason = _COLOUR.sub("", str(error)).strip().splitlines()[-1]
-            return f"{who} died in {self._stage}: {reason}"
+            return f"{who} died in {self._stage}: {_reason(error)}"
         cause = _cause(error)
         return f"{who} failed in {self._stage}: {type(cause).__name__}: {cause}"
 
-    def _raise(self, message: str, error: RayError | None) -> NoReturn:
-        failure, cause = WorkerError(message), _cause(error) if error is not None else None
+    def _raise(self, message: str, error: RayError | None, kind: type[WorkerError]) -> NoReturn:
+        failure, cause = kind(message), _cause(error) if error is not None else None
         if isinstance(error, RayTaskError) and cause is not None:
             # Ray's text is the remote traceback, coloured.
             cause.add_note(f"In the worker's process:\n{_COLOUR.sub('', str(error))}")
         self._processes.failure = failure
         self._processes.kill()
         raise failure from cause
+
+
+def _reason(error: RayActorError) -> str:
+    """Why a process died, as far as Ray knows, in its words."""
+    # Its last line is the reason; those before it are its own numbers of the process, and what follows is advice for clusters.
+    reason = _COLOUR.sub("", str(error)).strip().splitlines()[-1]
+    return reason.split(" If the process was killed by the kernel OOM killer")[0]
+
+
+def _standing(written: tuple[Path, str | None] | None) -> str:
+    return f", which stands at {written[1]}" if written is not None and written[1] else ""
 
 
 def _cause(error: RayError) -> BaseException:

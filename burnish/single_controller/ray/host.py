@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import ray
 import torch.distributed as dist
 
+from burnish.single_controller.heartbeat import Pulse
 from burnish.single_controller.host import WorkerHost
+from burnish.single_controller.ray.heartbeat import Channel, start_beating
+from burnish.utils import stacks
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,17 @@ class RayWorkerHost(WorkerHost):
     def __repr__(self) -> str:
         return self._name
 
-    def prepare(self, opens_store: bool) -> ProcessInfo:
-        """Tells where the process runs; the process of rank 0 opens the store at which its group will meet.
+    def prepare(self, opens_store: bool, channel: Channel, rank: int) -> ProcessInfo:
+        """Tells where the process runs, and begins to give signs of life; the process of rank 0 opens the store at which its
+        group will meet.
 
         The operating system chooses the store's port and the process holds it open from then on, so that nobody else
         can take it between the choice and its use.
         """
         address = ray.util.get_node_ip_address()
+        self.pulse = Pulse(address)
+        stacks.make_visible()
+        start_beating(self.pulse, channel, rank)
         if not opens_store:
             return ProcessInfo(address, os.getpid())
         # Multi-tenant, so that the default rendezvous of torch.distributed in this process joins the open store.

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 
 from burnish.protocol import DataProto, DataProtoFuture
 from burnish.single_controller.futures import RankFuture
-from burnish.single_controller.ray.calls import PendingCall, Processes, RayFuture
+from burnish.single_controller.heartbeat import Beat
+from burnish.single_controller.ray.calls import PendingCall, RayFuture
 from burnish.single_controller.ray.host import RayWorkerHost
+from burnish.single_controller.ray.processes import Processes
 from burnish.single_controller.ray.resource_pool import RayResourcePool
 from burnish.single_controller.sharding import FutureShard, Shard
 from burnish.single_controller.worker import WorkerContext
@@ -33,8 +36,9 @@ class RayWorkerGroup(WorkerGroup):
         resource_pool: the processes; several groups may share a pool and have processes of their own in it.
         ray_cls_with_init: the workers' class and arguments. The class has to be importable, not defined in a script.
         name_prefix: what messages and log lines call the group; the class's name where it is empty.
-        stage_timeout: seconds that waiting for a call may take; without limit if None.
+        stage_timeout: seconds that a call may take to get further; without limit if None.
         start_timeout: seconds that the processes have to start.
+        stack_folder: where it is written in which code the processes stand when they get no further.
 
     Raises:
         ResourceError: the cluster cannot give the pool's processes.
@@ -48,6 +52,7 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: str = "",
         stage_timeout: float | None = None,
         start_timeout: float = 300.0,
+        stack_folder: str | None = None,
     ) -> None:
         super().__init__(resource_pool.world_size, ray_cls_with_init, name_prefix)
         self._stage_timeout = stage_timeout
@@ -57,7 +62,9 @@ class RayWorkerGroup(WorkerGroup):
             [
                 ray.remote(RayWorkerHost).options(**resource_pool.options(rank)).remote(f"{self.name} rank {rank}")
                 for rank in range(self.world_size)
-            ]
+            ],
+            self.name,
+            stack_folder,
         )
         self._start(class_ref, resource_pool, start_timeout)
 
@@ -76,8 +83,10 @@ class RayWorkerGroup(WorkerGroup):
         def wait(stage: str, refs: list[ray.ObjectRef]) -> list:
             return PendingCall(self._processes, self.name, stage, refs, timeout, "start_timeout").results()
 
+        opens_store, channel = self.world_size > 1, self._processes.channel
         self._processes.infos = wait(
-            "start", [actor.prepare.remote(rank == 0 and self.world_size > 1) for rank, actor in enumerate(actors)]
+            "start",
+            [actor.prepare.remote(opens_store and rank == 0, channel, rank) for rank, actor in enumerate(actors)],
         )
         contexts = self._contexts(resource_pool)
         wait("__init__", [actor.construct.remote(c, class_ref) for actor, c in zip(actors, contexts, strict=True)])
@@ -109,6 +118,19 @@ class RayWorkerGroup(WorkerGroup):
         upstream = _upstream(calls)
         call = PendingCall(self._processes, self.name, method_name, refs, self._stage_timeout, upstream=upstream)
         return [RayFuture(call, rank) for rank in range(len(refs))]
+
+    def beats(self) -> dict[str, Beat]:
+        """See `WorkerGroup.beats`."""
+        return self._processes.beats()
+
+    def idle_seconds(self) -> float | None:
+        """See `WorkerGroup.idle_seconds`."""
+        return self._processes.idle_seconds()
+
+    def dump_stacks(self) -> dict[str, Path]:
+        """See `WorkerGroup.dump_stacks`."""
+        written = self._processes.dump_stacks()
+        return {self._processes.process_name(rank): file for rank, (file, _) in written.items()}
 
     def shutdown(self) -> None:
         """Ends the processes, those of other roles in them included. May be called again."""

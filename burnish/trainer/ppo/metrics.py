@@ -1,22 +1,21 @@
-"""Metrics of a training step, under verl's names.
+"""Metrics of a training step's batch, under verl's names; docs/metrics.md lists all of them with their formulas.
 
 ``critic/*`` are statistics of scores, rewards, advantages, returns and values (also when there is no critic: the name is
-the field's). ``timing_s/*`` are seconds per stage, ``perf/*`` the pace. Timing and pace are not part of what two equal runs
-have in common; everything else is.
+the field's). Seconds and pace are in `burnish.trainer.ppo.pace`: they are not part of what two equal runs have in common;
+everything else is.
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
 
-from burnish.config import PPOTrainerConfig
 from burnish.core_algos.blocks import row_lengths
+from burnish.core_algos.policy_difference import map_rows
 from burnish.protocol import DataProto
-from burnish.trainer.ppo.roles import need_critic
+from burnish.reward.placement import turn_ends
 from burnish.trainer.ppo.token_statistics import kept_tokens, statistics_of_tokens
 
-NON_DETERMINISTIC_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/")
+NON_DETERMINISTIC_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/", "bottleneck/")
 
 
 def _summary(name: str, values: torch.Tensor) -> dict[str, float]:
@@ -28,6 +27,10 @@ def _summary(name: str, values: torch.Tensor) -> dict[str, float]:
         f"{name}/max": values.max().item(),
         f"{name}/min": values.min().item(),
     }
+
+
+def _clip_ratio(name: str, lengths: torch.Tensor, limit: int) -> dict[str, float]:
+    return {f"{name}/clip_ratio": (lengths >= limit).float().mean().item()} if lengths.numel() else {}
 
 
 def compute_data_metrics(
@@ -50,11 +53,13 @@ def compute_data_metrics(
         **_summary("response_length", response_length),
         **_summary("response_length_non_aborted", response_length[~aborted]),
         **_summary("prompt_length", prompt_length),
-        "prompt_length/clip_ratio": (prompt_length >= max_prompt_length).float().mean().item(),
-        "response_length/clip_ratio": (response_length >= max_response_length).float().mean().item(),
+        **_clip_ratio("prompt_length", prompt_length, max_prompt_length),
+        **_clip_ratio("response_length", response_length, max_response_length),
+        **_clip_ratio("response_length_non_aborted", response_length[~aborted], max_response_length),
         "training/num_rows": float(len(batch)),
         "training/num_valid_rows": float(valid.sum()),
         "response/aborted_ratio": aborted.float().mean().item(),
+        **turn_metrics("num_turns", response_mask),
     }
 
 
@@ -105,41 +110,8 @@ def compute_rollout_difference(batch: DataProto) -> dict[str, float]:
     return metrics
 
 
-def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float], num_gen_tokens: int) -> dict[str, float]:
-    """Seconds per stage, and milliseconds per token of the tokens that the stage works on.
-
-    Args:
-        num_gen_tokens: tokens that were sampled in the step; dynamic sampling leaves some of them out of the batch.
-    """
-    num_tokens = int(batch.tensors["attention_mask"].count_nonzero())
-    metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
-    worked_on = {"gen": num_gen_tokens} | dict.fromkeys(
-        ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), num_tokens
-    )
-    for name, tokens in worked_on.items():
-        if name in timing_raw and tokens:
-            metrics[f"timing_per_token_ms/{name}"] = timing_raw[name] * 1000 / tokens
-    return metrics
-
-
-def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
-    """The pace of the whole step: ``perf/throughput`` is tokens per second and device (the name is verl's)."""
-    num_tokens = int(batch.tensors["attention_mask"].count_nonzero())
-    seconds = timing_raw["step"]
-    return {
-        "perf/total_num_tokens": float(num_tokens),
-        "perf/time_per_step": seconds,
-        "perf/throughput": num_tokens / (seconds * n_gpus),
-    }
-
-
-def compute_step_metrics(
-    batch: DataProto, timing_raw: Mapping[str, float], config: PPOTrainerConfig, *, num_gen_tokens: int, n_gpus: int
-) -> dict[str, float]:
-    """What there is to say of a finished step: its batch, its seconds, its pace."""
-    data = config.data
-    return {
-        **compute_data_metrics(batch, need_critic(config), data.max_prompt_length, data.max_response_length),
-        **compute_timing_metrics(batch, timing_raw, num_gen_tokens),
-        **compute_throughout_metrics(batch, timing_raw, n_gpus),
-    }
+def turn_metrics(name: str, response_mask: torch.Tensor) -> dict[str, float]:
+    """``NAME/mean``, ``max`` and ``min``: runs of tokens that the policy sampled, in a response; nothing where no response has
+    more than one."""
+    num_turns = torch.cat(map_rows(lambda rows: row_lengths(turn_ends(response_mask[rows])), response_mask))
+    return _summary(name, num_turns) if num_turns.numel() and num_turns.max() > 1 else {}

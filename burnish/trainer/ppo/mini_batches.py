@@ -34,7 +34,8 @@ def plan_mini_batches(
     Returns:
         The rows, rank by rank and within a rank step by step, with ``mini_batch_id`` [batch] added, and in
         ``meta_info["mini_batches"]`` the denominators of every step, counted over all ranks:
-        ``{"batch_num_tokens": tokens in the loss, "global_batch_size": rows with a token in the loss}``.
+        ``{"batch_num_tokens": tokens in the loss, "global_batch_size": rows with a token in the loss}``; and
+        ``meta_info["seqlen_metrics"]``, how evenly tokens lie on the ranks.
         Where a step's rows do not divide by ``dp_size``, copies without loss fill up. A mini-batch without a token in the
         loss stays in its place; it is no update.
     """
@@ -62,8 +63,34 @@ def plan_mini_batches(
         for key in {loss_mask_key, "response_mask"}:
             planned.tensors[key] = planned.tensors[key] & ~filler[:, None]
     planned.tensors["mini_batch_id"] = torch.tensor([i for rank_ids in ids for i in rank_ids])
-    planned.meta_info = {**batch.meta_info, "mini_batches": denominators}
+    planned.meta_info = {
+        **batch.meta_info,
+        "mini_batches": denominators,
+        "seqlen_metrics": _seqlen_metrics(work.lengths, per_rank, fillers),
+    }
     return planned
+
+
+def _seqlen_metrics(lengths: list[int], per_rank: list[list[int]], fillers: list[list[bool]]) -> dict[str, float]:
+    """``global_seqlen/*``: tokens of the rank with the fewest and with the most, if the batch were cut up in its order
+    (``min``, ``max``) and as it is spread (``balanced_min``, ``balanced_max``). Copies that fill up compute nothing and count
+    nothing."""
+    dp_size = len(per_rank)
+    each = -(-len(lengths) // dp_size)
+    in_order = [sum(lengths[rank * each : (rank + 1) * each]) for rank in range(dp_size)]
+    spread_out = [
+        sum(length for length, is_filler in zip(map(lengths.__getitem__, rows), flags, strict=True) if not is_filler)
+        for rows, flags in zip(per_rank, fillers, strict=True)
+    ]
+    numbers = {
+        "min": min(in_order),
+        "max": max(in_order),
+        "minmax_diff": max(in_order) - min(in_order),
+        "balanced_min": min(spread_out),
+        "balanced_max": max(spread_out),
+        "mean": sum(lengths) / dp_size,
+    }
+    return {f"global_seqlen/{name}": float(number) for name, number in numbers.items()}
 
 
 def _denominators(num_trained: list[int]) -> dict[str, int]:

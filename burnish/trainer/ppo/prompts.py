@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from burnish.data import takes_feedback
+from burnish.data.place import for_workers
 from burnish.protocol import DataProto, object_array
 from burnish.utils.errors import TrainingError
 
@@ -23,6 +24,8 @@ class PromptStream(Iterator[dict[str, Any]]):
     def __init__(self, dataloader: Any) -> None:
         self.dataloader = dataloader
         self.epoch = 0
+        generator = getattr(dataloader, "generator", None)
+        self._seed = 0 if generator is None else generator.initial_seed()
         self._batches: Iterator[dict[str, Any]] | None = None
 
     def __next__(self) -> dict[str, Any]:
@@ -34,6 +37,7 @@ class PromptStream(Iterator[dict[str, Any]]):
         # What is left of the epoch of a checkpoint may be nothing.
         for _ in range(3):
             if self._batches is None:
+                self._seed_readers()
                 self._batches = iter(self.dataloader)
             batch_dict = next(self._batches, None)
             if batch_dict is not None:
@@ -44,6 +48,12 @@ class PromptStream(Iterator[dict[str, Any]]):
             f"Epoch {self.epoch - 1}: the data loader gave no batch, and none in the epoch before. A sampler of your "
             f"own (data.sampler) has to give at least data.train_batch_size rows an epoch."
         )
+
+    def _seed_readers(self) -> None:
+        # Processes that read ahead are seeded from this generator, by the epoch: a resumed run has drawn less from it.
+        generator = getattr(self.dataloader, "generator", None)
+        if generator is not None:
+            generator.manual_seed((self._seed * 1_000_003 + self.epoch) % 2**63)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -79,7 +89,12 @@ class PromptStream(Iterator[dict[str, Any]]):
         # Before the place: the order of the epoch follows from it.
         if hasattr(self._sampler, "load_feedback_state") and "feedback" in state:
             self._sampler.load_feedback_state(state["feedback"])
-        self.dataloader.load_state_dict(state["dataloader"])
+        place = state["dataloader"]
+        if "_iterator_finished" in place:
+            place = for_workers(place, getattr(self.dataloader, "num_workers", 0), seed=self._seed)
+        self.dataloader.load_state_dict(place)
+        # What was drawn so far was drawn from the place before.
+        self._batches = None
 
 
 def repeat_prompts(batch_dict: dict[str, Any], *, n: int, uid_prefix: str, pad_token_id: int) -> DataProto:

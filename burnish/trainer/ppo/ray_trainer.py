@@ -13,33 +13,35 @@ from itertools import chain
 from typing import Any
 
 from burnish.config import PPOTrainerConfig, needs_old_log_probs
+from burnish.config.dump_checks import samples_responses
 from burnish.config.usage import mark_read
 from burnish.core_algos.advantages import reads_key
 from burnish.core_algos.kl import get_kl_controller
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
-from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import WorkerGroup
 from burnish.trainer.ppo.advantage_stage import advantages_of
 from burnish.trainer.ppo.balance import on_balanced_ranks
 from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
-from burnish.trainer.ppo.checkpoint import CheckpointManager
+from burnish.trainer.ppo.checkpoints import RunCheckpoints
 from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
-from burnish.trainer.ppo.metrics import compute_rollout_difference, compute_step_metrics
+from burnish.trainer.ppo.metrics import compute_rollout_difference
 from burnish.trainer.ppo.model_rewards import early_manager
+from burnish.trainer.ppo.profiling import StepProfiler
 from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts
+from burnish.trainer.ppo.replay import make_replay
 from burnish.trainer.ppo.roles import Role, need_critic, need_greedy_baseline, need_reference_policy, need_reward_model
 from burnish.trainer.ppo.run_log import RunLog
-from burnish.trainer.ppo.scoring import concat_scored, merge_rounds, score_batch, score_for_training
+from burnish.trainer.ppo.scoring import merge_rounds, score_batch, score_for_training
 from burnish.trainer.ppo.spawn import spawn_workers
 from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, stage
+from burnish.trainer.ppo.step_metrics import log_unfinished_step, step_metrics
 from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
-from burnish.trainer.ppo.validation import failure_counts, validation_metrics
+from burnish.trainer.ppo.validation import run_validation
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
 from burnish.workers.early_scoring import PROMPT_COLUMNS
-from burnish.workers.updates import merge_updates
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -110,6 +112,7 @@ class RayPPOTrainer:
         self.reward_metrics: list[dict[str, float]] = []
         self.timing_raw: dict[str, float] = {}
         self.num_gen_tokens = 0
+        self.is_logged = True
         # Any: a worker's methods become the group's when it is made.
         self.worker_groups: dict[Role, Any] = {}
         self.actor_rollout_wg: Any = None
@@ -131,9 +134,11 @@ class RayPPOTrainer:
         )
         epochs = config.trainer.total_epochs
         self.total_training_steps = config.trainer.total_training_steps or len(self.train_dataloader) * epochs
-        self.checkpoints = CheckpointManager(config.trainer)
+        self.checkpoints = RunCheckpoints(self)
         self.skipped_updates = SkippedUpdates(config.trainer.max_skipped_updates, self.checkpoints.root)
         self.run_log = RunLog(config, tokenizer, callbacks, self.total_training_steps)
+        self.replay = make_replay(config, tokenizer, self.total_training_steps)
+        self.profiler = StepProfiler(config.global_profiler, self.checkpoints.root, self.total_training_steps)
 
     # ------------------------------------------------------------------------------------------------ start
 
@@ -143,6 +148,7 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Starts the worker processes and loads the models."""
+        self.run_log.show(lambda: (self.global_steps, self.current_stage))
         self.worker_groups = spawn_workers(
             self.config,
             self.role_worker_mapping,
@@ -153,6 +159,7 @@ class RayPPOTrainer:
             pad_token_id=self._pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
             reward_manager=self.early_manager,
+            samples=samples_responses(self.config, has_validation=self.val_dataloader is not None),
         )
         actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.worker_groups else Role.ActorRollout
         self.actor_rollout_wg = self.worker_groups[actor_role]
@@ -163,6 +170,7 @@ class RayPPOTrainer:
 
     def shutdown(self) -> None:
         """Ends the worker processes and closes the logs; safe to call twice."""
+        log_unfinished_step(self)
         for worker_group in self.worker_groups.values():
             worker_group.shutdown()
         self.worker_groups = {}
@@ -182,22 +190,24 @@ class RayPPOTrainer:
                 group that varies, NaN where advantages are made.
             WorkerError: a worker failed or died.
         """
-        self._start_run()
-        for batch_dict in self._batches():
-            with self._step():
-                batch = self._collect(batch_dict)
-                batch = self._compute_old_log_prob(batch)
-                batch = self._compute_ref_log_prob(batch)
-                batch = self._compute_values(batch)
-                batch = self._compute_advantage(batch)
-                self._update_critic(batch)
-                self._update_actor(batch)
-                self._update_weights()
-            self.prompts.end_step(batch)
-            self._validate()
-            self._save_checkpoint()
-            self._log(batch)
-        self._gather_config_reads()
+        with self.checkpoints.stoppable():
+            self._start_run()
+            for batch_dict in self._batches():
+                with self._step():
+                    batch = self._collect(batch_dict)
+                    batch = self._compute_old_log_prob(batch)
+                    batch = self._compute_ref_log_prob(batch)
+                    batch = self._compute_values(batch)
+                    batch = self._compute_advantage(batch)
+                    self._update_critic(batch)
+                    self._update_actor(batch)
+                    self._update_weights()
+                self._end_updates(batch)
+                self._validate()
+                self._save_checkpoint()
+                self._log(batch)
+                self.checkpoints.end_step()
+            self._gather_config_reads()
 
     def _gather_config_reads(self) -> None:
         """Keys that workers in other processes have read, for the list of keys that nobody did."""
@@ -207,10 +217,13 @@ class RayPPOTrainer:
     def _start_run(self) -> None:
         """Resumes, opens the logs, and validates before training if asked to."""
         trainer = self.config.trainer
-        self._load_checkpoint()
+        self.checkpoints.load()
         self.run_log.open(self.checkpoints.root, self.global_steps)
-        if (trainer.val_before_train or trainer.val_only) and self.val_dataloader is not None:
+        is_wanted = trainer.val_before_train or trainer.val_only or self.checkpoints.validation_is_due
+        if is_wanted and self.val_dataloader is not None:
             self._run_validation()
+            self.checkpoints.end_first_validation()
+            self.metrics["timing_s/testing"] = self.timing_raw["testing"]
             self.run_log.step(self.metrics, self.global_steps)
 
     def _batches(self) -> Iterator[dict[str, Any]]:
@@ -224,6 +237,7 @@ class RayPPOTrainer:
                 self.total_training_steps,
             )
         while not self.is_last_step:
+            self.checkpoints.stop.begin_step()
             batch_dict = next(self.prompts)
             self.global_steps += 1
             yield batch_dict
@@ -236,7 +250,9 @@ class RayPPOTrainer:
     @contextmanager
     def _step(self) -> Iterator[None]:
         self.metrics, self.reward_metrics, self.timing_raw, self.num_gen_tokens = {}, [], {}, 0
-        with marked_timer("step", self.timing_raw):
+        self.is_logged = False
+        recorded = self.profiler.step(self.global_steps, self.worker_groups.values(), self.run_log.events.write)
+        with recorded, marked_timer("step", self.timing_raw):
             yield
 
     # ----------------------------------------------------------------------------------------------- stages
@@ -249,6 +265,7 @@ class RayPPOTrainer:
             batch = self._generate(batch)
             batch = self._compute_reward(batch)
             self.prompts.take_scores(batch)
+            self.run_log.dumps.take_round(batch, self.reward_metrics[-1])
             self.sampling.add(self._filter_groups(batch))
             if self.sampling.is_complete:
                 break
@@ -269,6 +286,8 @@ class RayPPOTrainer:
     @stage("gen")
     def _generate(self, batch: DataProto) -> DataProto:
         """Responses with their log-probs, and ReMax's baselines; the prompts' tensors come back inside the responses."""
+        if self.replay is not None:
+            return self.replay.stand_in(self, batch)
         if self.use_greedy_baseline:
             with marked_timer("gen_max", self.timing_raw):
                 greedy = one_row_per_prompt(batch, sample_index=self.config.actor_rollout_ref.rollout.n)
@@ -277,6 +296,7 @@ class RayPPOTrainer:
         return self._sample(batch)
 
     def _sample(self, batch: DataProto, *, validate: bool = False, greedy: bool = False) -> DataProto:
+        self.checkpoints.stop.pass_by()
         prompts = batch.pop(batch_keys=PROMPT_TENSORS)
         columns = ("uid", "sample_index", *(PROMPT_COLUMNS if self.early_manager is not None else ()))
         prompts.non_tensor_batch = {
@@ -298,7 +318,8 @@ class RayPPOTrainer:
     @stage("reward")
     def _compute_reward(self, batch: DataProto) -> DataProto:
         """A score per response, on its last token, and with GDPO its components."""
-        batch, metrics = score_for_training(self.reward_fn, batch, self.config)
+        score = score_for_training if self.replay is None else self.replay.score
+        batch, metrics = score(self.reward_fn, batch, self.config)
         self.reward_metrics.append(metrics)
         self.metrics |= merge_rounds(self.reward_metrics)
         return batch
@@ -393,6 +414,10 @@ class RayPPOTrainer:
     @stage("update_weights")
     def _update_weights(self) -> None:
         """The rollout gets the new weights (nothing to do where it decodes on the actor's own)."""
+        self.push_weights()
+
+    def push_weights(self) -> None:
+        """Gives the rollout the policy's weights."""
         self.actor_rollout_wg.update_weights(self.global_steps)
 
     # ------------------------------------------------------------------------------------------ bookkeeping
@@ -403,67 +428,28 @@ class RayPPOTrainer:
     def _validate(self) -> None:
         """Validation metrics, every ``trainer.test_freq`` steps and at the end."""
         if self.val_dataloader is not None and self._is_due(self.config.trainer.test_freq):
-            self._run_validation()
+            with self.checkpoints.leaves_validation():
+                self._run_validation()
 
     @stage("testing")
     def _run_validation(self) -> None:
-        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
-        scored, rounds = [], []
-        for batch_dict in self.val_dataloader:  # type: ignore[union-attr]
-            batch = self._sample(self._get_gen_batch(batch_dict, n=n, uid_prefix="val"), validate=True)
-            batch, metrics = score_batch(self.val_reward_fn, batch)
-            scored.append(batch)
-            rounds.append(metrics)
-        batch = concat_scored(scored)
-        self.metrics |= validation_metrics(batch) | failure_counts(rounds)
-        self.run_log.validation(batch, self.global_steps)
+        self.metrics |= run_validation(self)
+
+    def _end_updates(self, batch: DataProto) -> None:
+        """From here on the step's result can be saved, and the run be left."""
+        self.prompts.end_step(batch)
+        self.checkpoints.take_state()
 
     def _save_checkpoint(self) -> None:
-        """A checkpoint every ``trainer.save_freq`` steps and at the end."""
-        if self._is_due(self.config.trainer.save_freq):
+        """A checkpoint every ``trainer.save_freq`` steps, at the end, and whenever else one is due."""
+        if self.checkpoints.is_due():
             self._write_checkpoint()
 
     @stage("save_checkpoint")
     def _write_checkpoint(self) -> None:
-        with self.checkpoints.writing(self.global_steps) as folder:
-            self.actor_rollout_wg.save_checkpoint(f"{folder}/actor")
-            # With its tokenizer the folder is a model like any other.
-            self.tokenizer.save_pretrained(f"{folder}/actor")
-            if self.use_critic:
-                self.critic_wg.save_checkpoint(f"{folder}/critic")
-            self.checkpoints.write_state(
-                folder,
-                {
-                    "global_steps": self.global_steps,
-                    **self.prompts.state_dict(),
-                    "kl_coef": self.kl_ctrl_in_reward.value,
-                },
-            )
-
-    def _load_checkpoint(self) -> None:
-        folder = self.checkpoints.find()
-        if folder is None:
-            return
-        state = self.checkpoints.read_state(folder)
-        self.global_steps = state["global_steps"]
-        self.prompts.load_state_dict(state)
-        self.kl_ctrl_in_reward.value = state["kl_coef"]
-        self.actor_rollout_wg.load_checkpoint(f"{folder}/actor")
-        if self.use_critic:
-            self.critic_wg.load_checkpoint(f"{folder}/critic")
-        self._update_weights()
+        self.checkpoints.save()
 
     def _log(self, batch: DataProto) -> None:
         """All metrics of the step, to every logger and callback."""
-        self.metrics |= compute_step_metrics(
-            batch,
-            self.timing_raw,
-            self.config,
-            num_gen_tokens=self.num_gen_tokens,
-            n_gpus=self.resource_pool_manager.get_n_gpus(),
-        )
-        if self.use_reward_model:
-            self.metrics |= merge_updates(self.reward_model_wg.take_pass_metrics())
-        self.metrics |= RolloutStats.of_ranks(self.actor_rollout_wg.take_rollout_stats()).metrics()
-        self.metrics |= {"training/global_step": self.global_steps, "training/epoch": self.prompts.epoch}
+        self.metrics, self.is_logged = step_metrics(self, batch), True
         self.run_log.step(self.metrics, self.global_steps, batch)

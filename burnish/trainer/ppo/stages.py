@@ -1,6 +1,7 @@
 """What a stage of the trainer is, and what callbacks are told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -39,6 +40,7 @@ def stage(name: str, when: str | None = None) -> Callable:
         def timed(self: Any, batch: Any = None) -> Any:
             if when is not None and not getattr(self, when):
                 return batch
+            self.checkpoints.stop.enter(name)
             self.current_stage = name
             with marked_timer(name, self.timing_raw):
                 return method(self) if batch is None else method(self, batch)
@@ -46,3 +48,13 @@ def stage(name: str, when: str | None = None) -> Callable:
         return timed
 
     return decorator
+
+
+@contextmanager
+def timed_apart(trainer: Any) -> Iterator[None]:
+    """Inside, the seconds of stages are no part of the step's: a reward model's passes in a validation are the validation's."""
+    timing, trainer.timing_raw = trainer.timing_raw, {}
+    try:
+        yield
+    finally:
+        trainer.timing_raw = timing

@@ -49,7 +49,7 @@ def update_in_passes(
             share_prompts=config.use_prefix_grouper,
         )
         planned.meta_info |= {"global_steps": step, "max_response_length": max_response_length}
-        metrics.append(merge_ranks(update(planned)))
+        metrics.append(planned.meta_info.pop("seqlen_metrics") | merge_ranks(update(planned)))
         num_empty = sum(value for key, value in metrics[-1].items() if key.endswith("/empty_updates"))
         num_updates.append(len(planned.meta_info["mini_batches"]) - int(num_empty))
     return merge_updates(metrics, num_updates), sum(num_updates)

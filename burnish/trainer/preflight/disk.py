@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from burnish.config import PPOTrainerConfig
-from burnish.engine.estimate import ModelEstimate
+from burnish.config import FSDPActorConfig, FSDPCriticConfig, PPOTrainerConfig
+from burnish.engine.estimate import ModelEstimate, estimate_model
 from burnish.engine.state_bytes import optimizer_bytes
 from burnish.trainer.preflight.findings import Findings
+from burnish.utils.errors import ModelError
 from burnish.utils.machine import free_bytes
 
 _AREA = "disk"
@@ -14,19 +16,41 @@ GIB = 2**30
 
 
 def checkpoint_bytes(config: PPOTrainerConfig, models: Mapping[str, ModelEstimate]) -> int:
-    """One checkpoint: each trained model in its dtype, its masters where that has less precision, and its moments."""
-    total = 0
-    for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
-        model = models.get(role)
-        if model is None:
-            continue
-        has_adapters = model.num_trained < model.num_parameters
-        written = model.num_trained * 4 if has_adapters else model.num_parameters * model.dtype.itemsize
-        if "optimizer" in section.checkpoint.save_contents:
-            written += optimizer_bytes(section.optim, model.num_trained)
-            written += 4 * model.num_trained if model.dtype.itemsize < 4 and not has_adapters else 0
-        total += written
-    return total
+    """One checkpoint: see `role_bytes`."""
+    written = role_bytes(config.actor_rollout_ref.actor, models["actor"]) if "actor" in models else 0
+    return written + (role_bytes(config.critic, models["critic"]) if "critic" in models else 0)
+
+
+def role_bytes(section: FSDPActorConfig | FSDPCriticConfig, model: ModelEstimate) -> int:
+    """A trained model's part: the model in its dtype, its masters where that has less precision, its moments, and with
+    ``hf_model`` the model once more."""
+    has_adapters = model.num_trained < model.num_parameters
+    contents, whole = section.checkpoint.save_contents, model.num_parameters * model.dtype.itemsize
+    written = 0
+    if "model" in contents:
+        written += model.num_trained * 4 if has_adapters else whole
+    if "hf_model" in contents and (has_adapters or "model" not in contents):
+        # Beside the same model it is the same files.
+        written += whole
+    if "optimizer" in contents:
+        written += optimizer_bytes(section.optim, model.num_trained)
+        written += 4 * model.num_trained if model.dtype.itemsize < 4 and not has_adapters else 0
+    return written
+
+
+def first_checkpoint_bytes(config: PPOTrainerConfig) -> int | None:
+    """About what the run's first checkpoint takes, from the models' configurations alone; None where these cannot be read."""
+    common: dict[str, Any] = {"device": config.trainer.device, "total_memory": 1 << 50}
+    policy, critic = config.actor_rollout_ref, config.critic
+    try:
+        models = {"actor": estimate_model(policy.model, policy.actor.fsdp_config, policy.actor.optim, **common)}
+        if critic.enable:
+            models["critic"] = estimate_model(
+                critic.model, critic.model.fsdp_config, critic.optim, module="value", **common
+            )
+    except ModelError:
+        return None
+    return checkpoint_bytes(config, models)
 
 
 def check_disk(
@@ -44,8 +68,9 @@ def check_disk(
     each = checkpoint_bytes(config, models)
     number = trainer.max_actor_ckpt_to_keep
     saved = None if num_steps is None else max(1, -(-num_steps // trainer.save_freq))
-    # One more than are kept: the new one is complete before the oldest goes.
-    at_once = saved if number is None else number + 1 if saved is None else min(number + 1, saved)
+    # One more than are kept: the new one is complete before the oldest goes. And the best one stays.
+    kept = None if number is None else number + 1 + (trainer.keep_best is not None)
+    at_once = saved if kept is None else kept if saved is None else min(kept, saved)
     folder = Path(trainer.default_local_dir).expanduser().absolute()
     existing = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), None)
     free = None if existing is None else free_bytes(str(existing))

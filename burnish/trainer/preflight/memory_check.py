@@ -4,14 +4,16 @@ from burnish.config import PPOTrainerConfig
 from burnish.config.plan import BatchPlan
 from burnish.trainer.preflight.findings import Findings
 from burnish.trainer.preflight.memory import GIB, MemoryReport, StageMemory, estimate_memory
-from burnish.trainer.preflight.steptime import (
+from burnish.trainer.preflight.steptime import estimate_step_time
+from burnish.utils import env
+from burnish.utils.device_table import (
     DECODE_EFFICIENCY,
+    DEVICES,
     PASS_EFFICIENCY,
     UPDATE_EFFICIENCY,
-    estimate_step_time,
+    DeviceCeilings,
+    find_device,
 )
-from burnish.utils import env
-from burnish.utils.device_table import DEVICES, DeviceCeilings, find_device
 from burnish.utils.errors import ConfigError, ModelError
 
 _AREA = "memory"

@@ -6,6 +6,7 @@ from typing import Any
 
 from burnish.config import PPOTrainerConfig
 from burnish.config.plan import BatchPlan
+from burnish.config.profiler_checks import check_profiled_device
 from burnish.render import load_tokenizer
 from burnish.reward import load_reward_manager
 from burnish.trainer.preflight.cluster import check_cluster
@@ -16,6 +17,7 @@ from burnish.trainer.preflight.findings import Findings
 from burnish.trainer.preflight.memory_check import check_memory
 from burnish.trainer.preflight.reward import probe_reward
 from burnish.trainer.preflight.template import check_tokenizer
+from burnish.utils import storage
 from burnish.utils.device_table import DeviceCeilings
 
 
@@ -58,6 +60,7 @@ def preflight(
             num_steps = rows // config.data.train_batch_size * config.trainer.total_epochs
     with found.attempt("config"):
         _check_plug_ins(config)
+        check_profiled_device(config)
     reports = []
     if plan is not None and model.path is not None and _has_config(model.path, on_hub=tokenizer is not None):
         reports = check_memory(config, plan, found, device=device)
@@ -108,5 +111,7 @@ def _has_config(path: str, *, on_hub: bool) -> bool:
         on_hub: whether a name of the hub is worth asking for: where its tokenizer could not be had, each further question
             would wait half a minute for the same refusal.
     """
+    if storage.is_remote(path):
+        return on_hub  # Its tokenizer came from the same copy.
     folder = Path(path).expanduser()
     return (folder / "config.json").is_file() or (on_hub and not folder.exists() and path.count("/") == 1)

@@ -8,13 +8,8 @@ from burnish.config.plan import BatchPlan
 from burnish.engine.estimate import ModelEstimate
 from burnish.rollout.native.memory import layer_shapes
 from burnish.trainer.ppo.roles import need_reference_policy
-from burnish.utils.device_table import DeviceCeilings
+from burnish.utils.device_table import DECODE_EFFICIENCY, PASS_EFFICIENCY, UPDATE_EFFICIENCY, DeviceCeilings
 
-# Shares of the ceilings. Of matrix products in updates and passes: what docs/performance.md has for half a billion parameters
-# (larger models reach more). Of the memory's traffic in a decode step: assumed.
-UPDATE_EFFICIENCY = 0.4
-PASS_EFFICIENCY = 0.45
-DECODE_EFFICIENCY = 0.5
 # What a decode step takes beside its traffic.
 _STEP_OVERHEAD = 0.4e-3
 

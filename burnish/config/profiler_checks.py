@@ -1,0 +1,89 @@
+"""What the profilers' keys mean together."""
+
+from collections.abc import Iterator
+
+from burnish.config.build import shown, value_of
+from burnish.config.profiler import GLOBAL, PROFILED_SECTIONS, ProfilerConfig, profiler_leaves
+from burnish.config.trainer import PPOTrainerConfig
+from burnish.utils.errors import ConfigError
+
+_TOOLS = f"{GLOBAL}.global_tool_config"
+_KEYS_OF_TOOLS = {
+    "torch": ("contents", "discrete"),
+    "torch_memory": ("trace_alloc_max_entries", "context", "stacks"),
+}
+
+
+def role_profilers(config: PPOTrainerConfig) -> dict[str, ProfilerConfig]:
+    """The profilers of the roles by their sections."""
+    return {section: value_of(config, f"{section}.profiler") for section in PROFILED_SECTIONS}
+
+
+def settle_profilers(config: PPOTrainerConfig) -> None:
+    """Decides which roles are recorded: where nothing is said, all that there are, if anything is."""
+    if not config.global_profiler.steps:
+        return
+    there = {"critic": config.critic.enable, "reward.reward_model": config.reward.reward_model.enable}
+    for section, profiler in role_profilers(config).items():
+        if profiler.enable is None and profiler.tool is not None and there.get(section, True):
+            profiler.enable = True
+
+
+def check_profilers(config: PPOTrainerConfig) -> None:
+    """Something is recorded where that is asked for.
+
+    Raises:
+        ConfigError: a tool is missing.
+    """
+    for section, profiler in role_profilers(config).items():
+        if profiler.enable and profiler.tool is None:
+            raise ConfigError(
+                f"{shown(config, f'{section}.profiler.enable')} names no tool. Set {GLOBAL}.tool=torch and the steps to record, "
+                f"{GLOBAL}.steps=[2]."
+            )
+
+
+def check_profiled_device(config: PPOTrainerConfig) -> None:
+    """Only a GPU's memory has snapshots; call it when ``trainer.device`` is decided.
+
+    Raises:
+        ConfigError: the run is on a CPU.
+    """
+    if config.trainer.device != "cpu":
+        return
+    for section, profiler in role_profilers(config).items():
+        if profiler.enable and profiler.tool == "torch_memory":
+            own = f"{section}.profiler.tool"
+            key = own if own in config.set_keys else f"{GLOBAL}.tool"
+            raise ConfigError(
+                f"{shown(config, key)} takes snapshots of a GPU's memory, and this run is on a CPU (trainer.device). Set "
+                f"{key}=torch with {_TOOLS}.torch.contents=[cpu,memory]: the trace then has every allocation."
+            )
+
+
+def unused_of_profilers(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """Keys that nothing reads, with the reason."""
+    profilers = role_profilers(config)
+    steps, tool = config.global_profiler.steps, config.global_profiler.tool
+    if not steps:
+        reason = f"{GLOBAL}.steps names no step to record"
+        yield from ((f"{section}.profiler.enable", reason) for section, one in profilers.items() if one.enable)
+        yield f"{GLOBAL}.tool", reason
+    tools = {profiler.tool for profiler in profilers.values() if profiler.enable and steps}
+    if not tools:
+        reason = "nothing is recorded"
+        for name in ("steps", "profile_continuous_steps", "save_path"):
+            yield f"{GLOBAL}.{name}", f"no tool is set ({GLOBAL}.tool)" if tool is None else reason
+    for name, keys in _KEYS_OF_TOOLS.items():
+        if name not in tools:
+            yield from ((f"{_TOOLS}.{name}.{key}", f"no role is recorded by {name}") for key in keys)
+    for section, profiler in profilers.items():
+        if not profiler.enable or not steps:
+            yield from ((key, f"{section} is not recorded") for key in profiler_leaves(section))
+            continue
+        for name, keys in _KEYS_OF_TOOLS.items():
+            if name != profiler.tool:
+                why = f"{section} is recorded by {profiler.tool}"
+                yield from ((f"{section}.profiler.tool_config.{name}.{key}", why) for key in keys)
+        if profiler.all_ranks:
+            yield f"{section}.profiler.ranks", shown(config, f"{section}.profiler.all_ranks")
