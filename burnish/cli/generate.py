@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,17 @@ def check_out(out: str, data: Any) -> Path:
         raise ConfigError(f"--out={out}: this is a folder. Name a file, as responses.jsonl.")
     if not path.name.endswith((".jsonl", ".json")):
         raise ConfigError(f"--out={out}: responses are written as lines of JSON; name a file .jsonl.")
-    if path in [Path(file).expanduser().absolute() for file in data]:
+    if any(_reads(str(source), path) for source in data):
         raise ConfigError(f"--out={out}: this is one of the files that are read. Name another.")
     return path
+
+
+def _reads(source: str, file: Path) -> bool:
+    """Whether ``file`` is there and is among the data that ``source``, a file, a folder or a pattern, names."""
+    named, place = Path(source).expanduser().absolute(), file.resolve()
+    if file.absolute() == named or place == named.resolve():
+        return True
+    return file.exists() and (named.resolve() in place.parents or fnmatch(str(file), str(named)))
 
 
 def _print(rows: Iterator[dict[str, Any]], n: int, *, as_json: bool) -> None:

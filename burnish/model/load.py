@@ -270,13 +270,20 @@ def _skeleton(
 
 
 def _mend_generation_config(model: PreTrainedModel) -> None:
-    """Published folders set a temperature without do_sample; transformers may refuse to save that, hours into a run."""
+    """Published folders set a temperature without do_sample; transformers may refuse to save that, hours into a run.
+
+    Where nothing is said of do_sample the temperature says that it is meant; where it is off, the temperature means nothing.
+    """
     config = getattr(model, "generation_config", None)
     if config is None or config.do_sample:
         return
     defaults: dict[str, tuple[Any, ...]] = {"temperature": (None, 1.0), "top_p": (None, 1.0), "top_k": (None, 0, 50)}
     if any(getattr(config, name, None) not in values for name, values in defaults.items()):
-        config.do_sample = True
+        if config.do_sample is None:
+            config.do_sample = True
+            return
+        for name in defaults:
+            setattr(config, name, None)
 
 
 @contextmanager

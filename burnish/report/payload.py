@@ -17,6 +17,7 @@ from burnish.trainer.ppo.bottleneck import explain, stage_seconds
 from burnish.utils.errors import ConfigError
 
 _MOST_EVENTS = 2000
+_AXES = {"tokens": "perf/total_num_tokens", "seconds": "timing_s/step"}
 
 
 def describe(run: RunFolder, chosen: Mapping[str, Chosen]) -> dict[str, Any]:
@@ -31,8 +32,11 @@ def describe(run: RunFolder, chosen: Mapping[str, Chosen]) -> dict[str, Any]:
         "status": run.status(),
         "steps": steps,
         "num_steps": len(series.steps),
+        # The other axes of curves: of every step, which the curves of a long run do not have.
+        "axes": {name: [float(f"{total:.9g}") for total in series.totals(metric)] for name, metric in _AXES.items()},
         "metrics": metrics,
         "non_finite": {name: len(steps) for name, steps in series.non_finite.items()},
+        "rows_of_a_step": _rows_of_a_step(run),
         "stages": _stages(series),
         "warnings": [dataclasses.asdict(warning) for warning in find_warnings(series, train, events)],
         "bottleneck": _bottleneck(run),
@@ -159,7 +163,7 @@ def _notes(run: RunFolder, rows: Mapping[str, Mapping[int, Any]]) -> list[str]:
             f"The run keeps {max(map(len, train.values()))} of the {expected:,} responses of a step (trainer.sample_rollouts); "
             f"trainer.rollout_data_dir keeps all. Distributions are of those that were kept."
         )
-    if len(run.series.thinned()[0]) < len(run.series.steps):
+    if len(run.series.thinned_steps()) < len(run.series.steps):
         notes.append(
             f"Curves of {len(run.series.steps):,} steps are drawn by the lowest and the highest value of each stretch."
         )

@@ -12,7 +12,7 @@ import yaml
 from burnish.config.origin import ORIGIN_FILE
 from burnish.config.schema import leaves
 from burnish.report.rollouts import Dumps
-from burnish.report.series import Series
+from burnish.report.series import Series, is_number
 from burnish.report.tail import Tail
 from burnish.utils.errors import ConfigError
 from burnish.utils.events import EVENTS_FILE
@@ -108,7 +108,7 @@ class RunFolder:
         """Key -> [value, origin]; a run that wrote no origins has "default" and "not the default"."""
         if isinstance(self.origins, dict) and self.origins:
             table = {key: entry for key, entry in self.origins.items() if isinstance(entry, dict)}
-            return {key: [redact(entry.get("value"), key), entry.get("origin")] for key, entry in table.items()}
+            return {key: [redact(entry.get("value"), key), str(entry.get("origin"))] for key, entry in table.items()}
         defaults = {key: leaf.default for key, leaf in leaves().items()}
         return {
             key: [redact(value, key), "default" if defaults.get(key) == value else "not the default"]
@@ -120,21 +120,25 @@ class RunFolder:
         planned ones."""
         beat = self.heartbeat if isinstance(self.heartbeat, dict) else {}
         step = self.series.steps[-1] if self.series.steps else None
-        total = beat.get("total_steps") or self.key("trainer.total_training_steps")
+        total = next(filter(is_number, (beat.get("total_steps"), self.key("trainer.total_training_steps"))), None)
         events = [event for event in self._events.rows if event.get("kind") in ("start", "resume", "restart", "end")]
         status: dict[str, Any] = {
             "step": step,
             "total": total,
             "stage": beat.get("stage"),
-            "workers": beat.get("workers"),
+            "workers": workers if isinstance(workers := beat.get("workers"), dict) else None,
         }
-        status["time"] = max([t for t in (beat.get("time"), *(e.get("time") for e in self._events.rows)) if t] or [0])
-        beaten = beat["time"] if isinstance(beat.get("time"), int | float) else None
+        status["time"] = max(
+            filter(is_number, (beat.get("time"), *(e.get("time") for e in self._events.rows))), default=0
+        )
+        beaten = beat["time"] if is_number(beat.get("time")) else None
         if events and events[-1].get("kind") == "end":
-            ended = events[-1].get("time")
+            ended = time_ if is_number(time_ := events[-1].get("time")) else None
             # A run that goes on after its end shows it by its signs of life first.
             if beaten is None or beat.get("stage") == "ended" or not ended or beaten <= ended + _GRACE_S:
-                state = _END_STATES.get(events[-1].get("status", 0), "failed")
+                state = next(
+                    (_END_STATES[code] for code in _END_STATES if code == events[-1].get("status", 0)), "failed"
+                )
                 return status | {"state": state, "text": str(events[-1].get("message", "The run has ended."))}
         if beat.get("stage") == "ended":
             return status | {"state": "ended", "text": "The run has ended."}
@@ -257,7 +261,7 @@ def _number(folder: Path) -> int:
 def _json_file(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from burnish.report.series import is_number
 from burnish.report.tokens import Pieces, page_tokens
 from burnish.trainer.rollout_store import read_tokens
 from burnish.utils.errors import DataError
@@ -157,7 +158,7 @@ class Dumps:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 
@@ -169,8 +170,8 @@ def _index_row(row: dict[str, Any], uid: str, number: int, line: int, offset: in
         prompt_id=_hash(prompt),
         uid=uid,
         sample_index=sample if isinstance(sample, int) else number,
-        score=float(score) if isinstance(score, int | float) and np.isfinite(score) else None,
-        num_tokens=num_tokens if isinstance(num_tokens, int) else None,
+        score=float(score) if is_number(score) and np.isfinite(score) else None,
+        num_tokens=num_tokens if is_number(num_tokens) and isinstance(num_tokens, int) else None,
         source=str(row.get("data_source") or ""),
         finish=str(row.get("finish_reason") or ""),
         valid=row.get("valid") is not False,
@@ -228,7 +229,11 @@ def histograms(index: dict[int, list[Row]], most_columns: int = 120, num_bins: i
         if not there:
             continue
         low, high = min(float(column.min()) for column in there), max(float(column.max()) for column in there)
-        edges = (low, high) if high > low else (low - 0.5, low + 0.5)
+        if high - low == np.inf:
+            continue
+        # There are no bins narrower than a number's own precision.
+        is_spread = high - low > 1e-9 * max(abs(low), abs(high))
+        edges = (low, high) if is_spread else (low - 0.5, high + 0.5)
         counts = [np.histogram(column, bins=num_bins, range=edges)[0].tolist() for column in values]
         found[name] = {"low": edges[0], "high": edges[1], "counts": counts}
     return found

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeGuard
 
 MOST_POINTS = 2000
 """Steps of a curve in the page; of longer runs each pair of points stands for a stretch, its lowest and its highest value."""
@@ -25,7 +26,7 @@ class Series:
         by_step: dict[int, dict[str, Any]] = {}
         for row in rows:
             step = row.get("step")
-            if isinstance(step, int | float) and not isinstance(step, bool) and math.isfinite(step):
+            if is_number(step) and math.isfinite(step):
                 by_step.setdefault(int(step), {}).update(row)
         self.steps = sorted(by_step)
         self.columns: dict[str, list[float | None]] = {}
@@ -37,10 +38,12 @@ class Series:
                     self._put(str(name), value, place, step)
 
     def _put(self, name: str, value: Any, place: int, step: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             self.num_odd += value is not None
             return
-        column = self.columns.setdefault(name, [None] * len(self.steps))
+        column = self.columns.get(name)
+        if column is None:
+            column = self.columns[name] = [None] * len(self.steps)
         if math.isfinite(value):
             column[place] = value
         else:
@@ -67,6 +70,22 @@ class Series:
                 means[name] = sum(there) / (len(values) if name.startswith("timing_s/") else len(there))
         return means
 
+    def totals(self, name: str) -> list[float]:
+        """The sum of a metric from the first step up to each step of `thinned`; a step that lacks it adds nothing."""
+        column = self.columns.get(name) or [None] * len(self.steps)
+        sums = dict(zip(self.steps, accumulate(value or 0.0 for value in column), strict=True))
+        return [sums[step] for step in self.thinned_steps()]
+
+    def thinned_steps(self) -> list[int]:
+        """The steps of `thinned`."""
+        if len(self.steps) <= MOST_POINTS:
+            return self.steps
+        width = self._width()
+        return [step for start in range(0, len(self.steps), width) for step in _ends(self.steps[start : start + width])]
+
+    def _width(self) -> int:
+        return -(-len(self.steps) // (MOST_POINTS // 2))
+
     def thinned(self) -> tuple[list[int], dict[str, list[float | None]]]:
         """Steps and columns for the page: rounded to six digits, and at most `MOST_POINTS` steps.
 
@@ -75,14 +94,20 @@ class Series:
         """
         if len(self.steps) <= MOST_POINTS:
             return self.steps, {name: [_round(value) for value in column] for name, column in self.columns.items()}
-        width = -(-len(self.steps) // (MOST_POINTS // 2))
+        width = self._width()
         starts = range(0, len(self.steps), width)
-        steps = [step for start in starts for step in _ends(self.steps[start : start + width])]
         columns = {
             name: [value for start in starts for value in _extremes(column[start : start + width])]
             for name, column in self.columns.items()
         }
-        return steps, columns
+        return self.thinned_steps(), columns
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of JSON is a number that a float can be made of."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < 1 << 1000
 
 
 def _ends(steps: Sequence[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ browser can read a run through it.
 """
 
 import hashlib
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from burnish.report.read import RunFolder
 from burnish.utils.errors import ConfigError
 
 HOST = "127.0.0.1"
+# Number of the run, kind, step.
+_CHUNK = re.compile(r"/chunk/([0-9]{1,9})/([a-z]+)/([0-9]{1,18})")
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -67,7 +70,11 @@ class LiveReport:
             kept = _all_of(run, MOST_ROWS // len(self.runs)).get(kind)
             if kept is None or step not in kept.rows:
                 return None
-            return pack(run.dumps[kind].whole(step, kept.rows[step], self._pieces[number]))
+            try:
+                return pack(run.dumps[kind].whole(step, kept.rows[step], self._pieces[number]))
+            except OSError:
+                # Removed since the last look.
+                return None
 
 
 def _all_of(run: RunFolder, most_rows: int) -> dict[str, Chosen]:
@@ -85,7 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            return self._answer(400, "text/plain", b"This is no address.")
         host = self.headers.get("Host", "")
         if host.rpartition(":")[0] not in _NAMES and host not in _NAMES:
             # A page elsewhere whose name was made to lead here.
@@ -99,9 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
             if parse_qs(address.query).get("version") != [version]:
                 found["data"] = data
             return self._answer(200, "application/json", script_safe(found).encode())
-        parts = address.path.strip("/").split("/")
-        if len(parts) == 4 and parts[0] == "chunk" and parts[1].isdigit() and parts[3].isdigit():
-            chunk = self.report.chunk(int(parts[1]), parts[2], int(parts[3]))
+        if found_chunk := _CHUNK.fullmatch(address.path):
+            chunk = self.report.chunk(int(found_chunk[1]), found_chunk[2], int(found_chunk[3]))
             if chunk is not None:
                 return self._answer(200, "text/plain", chunk.encode())
         return self._answer(404, "text/plain", b"There is no such page.")

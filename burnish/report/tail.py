@@ -54,7 +54,7 @@ class Tail:
             return
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             self.rows.append(row)

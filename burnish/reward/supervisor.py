@@ -273,6 +273,9 @@ class Supervisor:
                         pass
                     if worker in self._workers and next(iter(worker.tasks.values()), None) is first:
                         self._lost(worker, self._timeout(now - first.started))
+                else:
+                    # Its own limit ends it: to wait that long is no hang.
+                    progress.tick()
 
     def _died(self, worker: Worker) -> None:
         if worker not in self._workers:

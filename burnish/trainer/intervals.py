@@ -47,9 +47,11 @@ def interval(per_prompt: np.ndarray, *, num_responses: int | None = None, confid
         per_prompt: [prompts] each prompt's number, of `mean_at_n`, `pass_at_k` and so on.
         num_responses: given where the numbers are shares (within [0, 1]) of so many responses in all.  Then it is Wilson's
             interval, of P p (1 - p) / var(per_prompt) effective responses: as many as there are prompts where each has one
-            response, more where responses to a prompt vary, never more than ``num_responses``.  It stays within [0, 1] and
-            does not shrink to a point where all are right or all wrong.
-            None: the numbers are of any scale.  Then it is Student's, mean +- t_(P-1) s / sqrt(P), of at least two prompts.
+            response, more where responses to a prompt vary, never more than ``num_responses``.  What is more than P rests on a
+            variance that P prompts tell, and counts (z / t_(P-1))^2 as much: a few prompts do not make up for others.  It
+            stays within [0, 1] and does not shrink to a point where all are right or all wrong.
+            None: the numbers are of any scale.  Then it is Student's, mean +- t_(P-1) s / sqrt(P), of at least two prompts
+            that do not all have the same number.
         confidence: of two sides.
     """
     values = np.asarray(per_prompt, dtype=float)
@@ -63,9 +65,10 @@ def interval(per_prompt: np.ndarray, *, num_responses: int | None = None, confid
         # Without variance between prompts nothing is known of it: all right (or wrong) in every prompt is a matter of
         # prompts, all alike in between a matter of responses.
         alike = count if min(mean, 1 - mean) < 1e-12 else num_responses
-        effective = count * between / variance if variance > 1e-15 else alike
-        return _wilson(mean, min(effective, num_responses), confidence)
-    if count < 2:
+        effective = min(count * between / variance if variance > 1e-15 else alike, num_responses)
+        return _wilson(mean, count + (effective - count) * _trust(count, confidence), confidence)
+    # Of numbers that are all the same nothing is known of how prompts differ: a point would be no interval.
+    if count < 2 or np.ptp(values) < 1e-12:
         return Interval(low=None, high=None)
     half = student_quantile((1 + confidence) / 2, count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
     return Interval(low=mean - half, high=mean + half)
@@ -132,6 +135,14 @@ def _student_two_sided(t: float, degrees: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
+def _trust(count: int, confidence: float) -> float:
+    """How far a variance between so many prompts is to be relied on, from 0 for one prompt to 1 (Korn and Graubard, 1998)."""
+    if count < 2:
+        return 0.0
+    upper = (1 + confidence) / 2
+    return float((NormalDist().inv_cdf(upper) / student_quantile(upper, count - 1)) ** 2)
+
+
 def _wilson(share: float, count: float, confidence: float) -> Interval:
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = share + z * z / (2 * count)
@@ -152,7 +163,7 @@ def _sign_flips(differences: np.ndarray, seed: int) -> tuple[float, str]:
         return min(1.0, 2 * tail / 2**count), "mcnemar"
     for scale in range(1, 129):
         whole = np.rint(sizes * scale)
-        if np.allclose(whole, sizes * scale, atol=1e-9, rtol=0):
+        if whole.min() > 0 and np.allclose(whole, sizes * scale, atol=1e-9, rtol=0):
             if count * whole.sum() > _EXACT_SIGN_SUMS:
                 break
             return _exact_flips(whole.astype(int), abs(round(float(differences.sum()) * scale))), "permutation, exact"

@@ -16,6 +16,7 @@ from burnish.config.cli import parse_train_args
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.config.reward_model_checks import has_reward_pool
 from burnish.config.usage import track, unread
+from burnish.trainer.callers_process import left_as_found
 from burnish.trainer.cluster import (
     cluster,
     has_critic_pool,
@@ -26,7 +27,13 @@ from burnish.trainer.cluster import (
 )
 from burnish.trainer.ending import exit_status
 from burnish.trainer.run import Parts, RunSummary, live
-from burnish.trainer.start_checks import check_folder, check_loss_is_importable, check_sharing, check_vllm
+from burnish.trainer.start_checks import (
+    check_folder,
+    check_loss_is_importable,
+    check_nobody_runs_in,
+    check_sharing,
+    check_vllm,
+)
 from burnish.trainer.supervised import follow_supervisor, in_supervision
 from burnish.trainer.supervisor import supervise
 from burnish.utils import env
@@ -179,6 +186,7 @@ class TaskRunner:
         from burnish.utils.tracking import check_loggers
 
         config = trainer.config
+        check_nobody_runs_in(config.trainer.default_local_dir)
         get_adv_estimator_fn(config.algorithm.adv_estimator)
         check_loss_is_importable(config)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
@@ -209,7 +217,8 @@ class TaskRunner:
     def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
         """Builds, trains, and ends the workers whatever happens; starts again where ``trainer.max_restarts`` allows it."""
         check_vllm(config)  # Before the data, whose loading may take long.
-        return live(config, lambda config: self.built(config, parts or Parts()))
+        with left_as_found():
+            return live(config, lambda config: self.built(config, parts or Parts()))
 
     def built(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
         """A trainer that is checked and has no workers yet; one for each attempt at the run."""
@@ -236,7 +245,7 @@ def run_ppo(
     check_paths(config)
     track(config)
     resolve_machine(config)
-    if not quiet:
+    if not quiet and config.trainer.console != "off":
         console.print(batch_plan(config, world_size(config)).render(), soft_wrap=True)
     task_runner_class = task_runner_class or TaskRunner
     if hasattr(task_runner_class, "remote"):
@@ -268,7 +277,8 @@ def _train(argv: list[str]) -> int:
     unread_keys = unread(config) if not summary.interrupted and not config.trainer.val_only else []
     if unread_keys:
         console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
-    console.print(f"{summary.ending} The run's files are in {summary.run_dir}", soft_wrap=True)
+    if config.trainer.console != "off":
+        console.print(f"{summary.ending} The run's files are in {summary.run_dir}", soft_wrap=True)
     return summary.status
 
 

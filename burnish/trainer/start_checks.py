@@ -3,15 +3,22 @@ servers, folders."""
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.config import PPOTrainerConfig
+from burnish.trainer.restarts import HEARTBEAT
 from burnish.utils.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
     from burnish.config import CriticModelConfig, HFModelConfig
+
+_SECONDS_A_HEARTBEAT_COUNTS = 20.0
+"""One comes every two seconds, later on a busy machine; and a number of a process may be given again."""
 
 
 def check_loss_is_importable(config: PPOTrainerConfig) -> None:
@@ -88,3 +95,33 @@ def check_folder(key: str, path: str | None) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{key}={path}: this folder cannot be written to: {error.strerror}.") from error
+
+
+def check_nobody_runs_in(run_dir: str) -> None:
+    """No other run writes into the folder at this moment: each would remove what the other one is saving.
+
+    Raises:
+        ConfigError: the heartbeat of a living process is there.
+    """
+    file = Path(run_dir).expanduser() / HEARTBEAT
+    try:
+        beat = json.loads(file.read_text(encoding="utf-8"))
+        pid, age = int(beat["pid"]), time.time() - beat["time"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if beat.get("stage") == "ended" or pid == os.getpid() or age > _SECONDS_A_HEARTBEAT_COUNTS or not _is_there(pid):
+        return
+    raise ConfigError(
+        f"trainer.default_local_dir={run_dir}: another run is writing there (process {pid}, {age:.0f} s ago, by {HEARTBEAT}). "
+        f"Name another folder or trainer.experiment_name, or wait until that run has ended."
+    )
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

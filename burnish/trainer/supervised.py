@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from burnish.trainer.restarts import Failure
 from burnish.utils import env
@@ -19,6 +19,8 @@ VARIABLE = "BURNISH_SUPERVISOR"
 STARTED = "BURNISH_RUN_STARTED"
 """When the first attempt began, in unix seconds."""
 _PR_SET_PDEATHSIG = 1
+_MOST_CHARACTERS = 4000
+"""Of a message that the supervisor is told, who reads when this process has ended: a full pipe would let it wait for ever."""
 
 
 def in_supervision() -> bool:
@@ -47,5 +49,6 @@ def report_failure(failure: Failure) -> None:
     if not in_supervision():
         return
     pipe = int((env.get(VARIABLE) or ":").partition(":")[2])
+    short = replace(failure, message=failure.message[:_MOST_CHARACTERS])
     with contextlib.suppress(OSError):  # It is gone; then so is this process, soon.
-        os.write(pipe, json.dumps(asdict(failure)).encode() + b"\n")
+        os.write(pipe, json.dumps(asdict(short)).encode() + b"\n")

@@ -20,7 +20,8 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from burnish.single_controller.heartbeat import Beat
-from burnish.trainer.restarts import HEARTBEAT
+from burnish.trainer.restarts import HEARTBEAT, failure_of
+from burnish.trainer.supervised import report_failure
 from burnish.utils import progress, stacks
 from burnish.utils.console import error_console
 from burnish.utils.errors import StalledError
@@ -223,6 +224,8 @@ class RunWatch:
         )
         error_console.print(f"StalledError: {message}", soft_wrap=True)
         self._events.write("hang", message, step=self._trainer.global_steps, stage=self._stage)
+        # A supervisor starts the run again, as after a hang that an exception could reach.
+        report_failure(failure_of(StalledError(message), step=self._trainer.global_steps, stage=self._stage))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

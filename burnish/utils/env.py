@@ -4,6 +4,8 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface.
 
@@ -21,6 +23,20 @@ def everything() -> dict[str, str]:
 def set_all(variables: dict[str, str]) -> None:
     """Sets environment variables of this process."""
     os.environ.update(variables)
+
+
+@contextmanager
+def kept(names: Iterable[str]) -> Iterator[None]:
+    """The environment variables ``names`` are after the block as they were before."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def num_cpus() -> int:

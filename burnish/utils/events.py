@@ -27,6 +27,7 @@ KINDS = (
     "hang",
     "signal",
     "out_of_disk",
+    "profile",
     "warning",
     "end",
 )

@@ -112,6 +112,11 @@ def test_words_of_the_command_line_are_read_or_refused(tmp_path: Path, data: str
     for out, said in ((data, "files that are read"), (str(tmp_path), "a folder"), ("responses.csv", "lines of JSON")):
         with pytest.raises(ConfigError, match=said):
             check_out(out, [data])
+    # A folder and a pattern name their files, too; a new file is none of them.
+    for source in (str(Path(data).parent), str(Path(data).parent / "*.jsonl")):
+        with pytest.raises(ConfigError, match="files that are read"):
+            check_out(data, [source])
+        assert check_out(str(Path(data).parent / "new.jsonl"), [source]).name == "new.jsonl"
 
 
 @pytest.mark.parametrize(("page", "commands"), [("export", ["export"]), ("evaluate", ["generate", "eval"])])

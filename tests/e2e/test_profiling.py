@@ -137,6 +137,12 @@ def test_steps_that_follow_each_other_are_one_where_that_is_asked_for(joins: boo
     assert workers.told == calls
 
 
+def test_a_step_that_does_not_come_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config([MODEL, DATA, "global_profiler.steps=[2,7]"]).global_profiler
+    StepProfiler(config, Path("run"), last_step=5)
+    assert "names step 7, which is not recorded: the run ends at step 5" in caplog.text
+
+
 def test_a_step_that_fails_is_written_and_its_own_error_is_told() -> None:
     config = load_config([MODEL, DATA, "global_profiler.steps=[1]"]).global_profiler
     profiler, workers = StepProfiler(config, Path("run"), last_step=5), Workers()

@@ -44,6 +44,7 @@ DYNAMIC = [
     "data.train_batch_size=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "data.sampler.name=curriculum",
+    "trainer.test_freq=1",
 ]
 # Two batches of eight an epoch: step 2 is an epoch's last one, step 3 lies inside the second.
 COMMON = ["trainer.save_freq=1", "trainer.resume_mode=auto", "data.train_max_samples=16", "data.shuffle=true"]

@@ -134,6 +134,17 @@ def test_a_folder_whose_sampling_flags_contradict_each_other_can_be_saved_again(
     model = load_causal_lm(str(tmp_path))
     model.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == 7
+    assert model.generation_config is not None
+    assert model.generation_config.do_sample is True
+
+
+def test_a_folder_that_says_greedy_stays_greedy(tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6, "top_p": 0.9}))
+    load_causal_lm(str(tmp_path)).save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert not again.get("do_sample")
+    assert not {"temperature", "top_p"} & set(again)
 
 
 def test_a_tied_head_stays_one_parameter() -> None:

@@ -315,6 +315,21 @@ def test_a_run_with_nothing_in_it_yet_is_a_page_too(tmp_path, chromium):
     assert page.complaints() == []
 
 
+def test_a_run_whose_values_are_not_finite_is_a_page_too(tmp_path, chromium):
+    names = ("critic/score/mean", "val-core/a/acc/mean@1", "timing_s/step", "actor/entropy")
+    rows = [{"step": step, "actor/lr": step - 2, **dict.fromkeys(names, float("nan"))} for step in range(1, 5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(open_runs([str(tmp_path)]), tmp_path / "report.html")
+    page = chromium.open((tmp_path / "report.html").as_uri())
+    assert page.complaints() == []
+    # What a logarithmic axis cannot show is not just gone.
+    page.click("#curves label", "logarithmic")
+    page.fill("#curve-search", "actor/lr")
+    show(page, "curves")
+    page.wait("document.querySelector('#curves .chart .hint')")
+    assert page.texts("#curves .chart .hint")[0].startswith("2 of 4 values are not above 0")
+
+
 def test_the_size_is_kept_and_what_is_left_out_is_said(tmp_path):
     folder = made_run(tmp_path / "run", num_steps=12, num_prompts=8, num_tokens=150)
     full = write_report(open_runs([str(folder)]), tmp_path / "full.html")
@@ -359,8 +374,13 @@ def test_the_server_answers_what_is_new_and_only_to_this_computer(served):
     assert json.loads(get(f"{url}/data.json?version={found['version']}")[1])["data"]["runs"][0]["steps"][-1] == 5
     assert get(f"{url}/chunk/0/train/2")[0] == 200
     assert [
-        get(f"{url}/{path}")[0] for path in ("chunk/0/train/99", "chunk/7/train/1", "chunk/0/../1", "metrics.jsonl")
+        get(f"{url}/{path}")[0]
+        for path in ("chunk/0/train/99", "chunk/7/train/1", f"chunk/0/train/{'9' * 5000}", "metrics.jsonl")
     ] == [404] * 4
+    assert get(f"{url}/chunk/0/../1")[0] == 404
+    # Gone since the last look at the folder.
+    (folder / "rollouts" / "2.jsonl").unlink()
+    assert get(f"{url}/chunk/0/train/2")[0] == 404
     assert get(f"{url}/data.json", Host="evil.example")[0] == 403
     with pytest.raises(ConfigError, match=r"--port=.* cannot be listened at"):
         serve_report([], int(url.rpartition(":")[2]))

@@ -90,6 +90,37 @@ def test_a_long_run_keeps_its_spikes():
     assert (max(columns["a"]), min(columns["a"])) == (99, -99)
 
 
+def test_the_axes_of_a_long_run_count_every_step():
+    # A stretch whose seconds are all alike is one point in its curve.
+    series = Series([{"step": step, "timing_s/step": 2.0} for step in range(1, 7_002)])
+    totals = series.totals("timing_s/step")
+    assert len(totals) == len(series.thinned()[0])
+    assert (totals[0], totals[-1]) == (2.0, 2.0 * 7_001)
+    assert series.totals("perf/total_num_tokens") == [0.0] * len(totals)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("metrics.jsonl", '{{"step": 1, "a": 1{}}}\n{{"step": 1{}, "a": 1}}\n'.format("0" * 400, "0" * 400)),
+        ("metrics.jsonl", "[" * 100_000 + "\n"),
+        ("heartbeat.json", '{"time": "x", "stage": {"a": 1}, "workers": [1], "total_steps": "many"}'),
+        ("events.jsonl", '{"time": "abc", "kind": "end", "status": [1]}\n{"time": 5, "kind": ["a"]}\n'),
+        ("config_origin.json", '{"a.b": {"value": 1, "origin": 5}}'),
+        ("rollouts/1.jsonl", '{"prompt": ' + "[" * 100_000 + "\n"),
+        ("rollouts/1.jsonl", '{{"prompt": "p", "score": 1{}, "num_tokens": 1{}}}\n'.format("0" * 400, "0" * 400)),
+    ],
+)
+def test_odd_values_are_shown_or_left_out(tmp_path, file, text):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n')
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    (run,) = open_runs([str(tmp_path)])
+    described = describe(run, {})
+    assert described["status"]["state"] in ("unknown", "failed")
+    assert all(isinstance(origin, str) for _, origin in described["config"].values())
+
+
 def test_recent_means_spread_the_seconds_of_rare_stages_over_all_steps():
     rows = [{"step": step, "timing_s/step": 2.0, "a": 1.0} for step in range(1, 11)]
     rows[4] |= {"timing_s/testing": 5.0, "val": 0.5}

@@ -205,6 +205,10 @@ def test_histograms_count_every_row_once_also_of_long_runs_and_equal_values():
     assert (found["score"]["low"], found["score"]["high"]) == (0.0, 1.0)
     assert (found["length"]["low"], found["length"]["high"]) == (4.5, 5.5)
     assert "score" not in histograms({1: [row(1, score=None)]})
+    # Sums of the same parts in another order; and numbers whose distance is none.
+    nearly = histograms({1: [row(1, score=0.3), row(1, score=0.1 + 0.2)]})["score"]
+    assert sum(map(sum, nearly["counts"])) == 2
+    assert "score" not in histograms({1: [row(1, score=1e308), row(1, score=-1e308)]})
 
 
 def test_groups_whose_scores_are_equal_are_counted():

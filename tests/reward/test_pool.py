@@ -7,6 +7,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,14 @@ def wait_until(condition, seconds=5.0):
 
 def kinds_and_values(outcomes):
     return [(outcome.kind, outcome.value) for outcome in outcomes]
+
+
+def test_to_wait_for_a_row_within_its_own_limit_is_no_hang(monkeypatch):
+    sign = threading.Event()
+    monkeypatch.setattr("burnish.reward.supervisor.progress", SimpleNamespace(tick=sign.set))
+    with RewardPool(act, num_workers=1, timeout=600.0) as pool:
+        pool.submit("slow", row("sleep", seconds=1000))
+        assert sign.wait(60)
 
 
 def test_outcomes_come_in_the_order_of_rows_though_rows_end_in_another(pool):

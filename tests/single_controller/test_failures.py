@@ -1,5 +1,6 @@
 """A worker that raises, dies or hangs ends the call with its name, the stage and the cause; nothing waits for ever."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -139,3 +140,14 @@ def test_the_local_controller_ends_a_stage_that_takes_too_long():
     with pytest.raises(WorkerError, match=r"got no further in hang for 0.3 s \(trainer.stage_timeout\)"):
         group.hang()
     assert time.monotonic() - begin < 5
+
+
+def test_a_timer_of_the_caller_goes_on_behind_a_stage_with_a_limit():
+    group = LocalWorkerGroup(None, RayClassWithInitArgs(InThisProcess), stage_timeout=60)
+    before = signal.setitimer(signal.ITIMER_REAL, 500.0)
+    try:
+        with pytest.raises(WorkerError):
+            group.fail()
+        assert 60 < signal.getitimer(signal.ITIMER_REAL)[0] <= 500.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from burnish.trainer.ppo.checkpoints import (
 )
 from burnish.trainer.ppo.checkpoints import manager as manager_module
 from burnish.trainer.ppo.checkpoints.folders import BEST, RUN_ID, TRACKER
-from burnish.trainer.ppo.checkpoints.resume import find
+from burnish.trainer.ppo.checkpoints.resume import find, load
 from burnish.trainer.ppo.checkpoints.state import read_state, write_state
 from burnish.trainer.ppo.checkpoints.values import from_json, to_json
 from burnish.utils.errors import CheckpointError, DataError, DiskError
@@ -299,6 +300,22 @@ def test_checkpoints_of_an_older_run_in_the_folder_are_neither_resumed_from_nor_
     assert [read_state(folder)["mark"] for folder in find(manager)] == ["new run"]
     chosen = manager_of(tmp_path, mode="resume_path", path=str(tmp_path / "global_step_50"))
     assert find(chosen) == [tmp_path / "global_step_50"]
+
+
+def test_after_going_back_to_an_earlier_checkpoint_those_of_the_course_that_was_left_come_last(tmp_path):
+    manager = manager_of(tmp_path)
+    for step in (10, 20, 30, 40, 25):
+        save(manager, step)
+    assert [folder.name for folder in find(manager)] == [f"global_step_{step}" for step in (25, 20, 10, 40, 30)]
+
+
+def test_a_run_that_passes_over_what_is_there_and_starts_afresh_removes_none_of_it(tmp_path):
+    save(manager_of(tmp_path), 50, "another model")
+    manager = manager_of(tmp_path, keep=1)
+    assert load(SimpleNamespace(manager=manager), []) is None
+    save(manager, 40)
+    save(manager, 60)
+    assert names(tmp_path) == {"global_step_50", "global_step_60"}
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,11 @@ def test_two_samples_out_of_five_are_printed(tmp_path, capsys):
     assert out.count("abc") == 2
 
 
+def test_nothing_is_printed_where_the_console_is_off(tmp_path, capsys):
+    run_log(tmp_path, log_val_generations=2, console="off").validation(batch_of([[1]]), 3)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_sample_that_cannot_be_shown_stops_nothing_and_the_dump_is_complete(tmp_path, monkeypatch):
     def broken(rows, step):
         raise UnicodeError("what a terminal")
@@ -170,6 +175,11 @@ def test_a_sample_that_cannot_be_shown_stops_nothing_and_the_dump_is_complete(tm
 def test_a_lone_surrogate_can_be_printed(capsys):
     show_generations([{"score": 1.0, "prompt": "a", "response": "\ud83d"}], 1)
     assert "a?" in capsys.readouterr().out
+
+
+def test_a_terminal_obeys_no_response(capsys):
+    show_generations([{"score": 1.0, "prompt": "a\n", "response": "\x1b[2J\x9b1A\r数"}], 1)
+    assert capsys.readouterr().out == "step 1 | score 1.000\na\n␛[2J�1A␍数\n"
 
 
 def test_the_writers_tokenizer_is_its_own(tmp_path):

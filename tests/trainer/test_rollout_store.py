@@ -160,6 +160,11 @@ def test_samples_are_whole_groups_and_the_same_prompts_in_every_epoch():
     shuffled = [f"epoch3-{row}" for row in reversed(range(16)) for _ in range(4)]
     again = {shuffled[row] for row in rollout_store.rows_to_sample(shuffled, 8)}
     assert {uid.removeprefix("epoch3-") for uid in again} == {uid.removeprefix("epoch0-") for uid in chosen}
+    # Where not even one group fits, it is the first samples of the same prompt.
+    assert {uids[row].removeprefix("epoch0-") for row in rollout_store.rows_to_sample(uids, 3)} == {
+        shuffled[row].removeprefix("epoch3-") for row in rollout_store.rows_to_sample(shuffled, 3)
+    }
+    assert rollout_store.rows_to_sample(uids, 0) == []
     # A group that does not fit is begun; a batch that fits is taken whole.
     assert rollout_store.rows_to_sample(["epoch0-1"] * 16, 8) == list(range(8))
     assert sorted(rollout_store.rows_to_sample(uids, 100)) == list(range(64))

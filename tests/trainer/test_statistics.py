@@ -142,6 +142,28 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert hits["as if independent"] / num_trials < 0.85
 
 
+@pytest.mark.parametrize("num_prompts", [1, 2, 3, 5])
+def test_many_responses_do_not_make_up_for_few_prompts(num_prompts: int) -> None:
+    generator = np.random.default_rng(num_prompts)
+    hits = 0
+    for _ in range(300):
+        means = generator.binomial(16, generator.uniform(size=num_prompts)) / 16
+        found = statistics.interval(means, num_responses=16 * num_prompts)
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= 0.5 <= found.high
+    assert hits / 300 >= 0.9
+
+
+def test_numbers_that_are_all_the_same_have_no_students_interval() -> None:
+    assert statistics.interval(np.ones(5)).low is None
+    assert statistics.compare(np.zeros(2), np.ones(2)).interval.high is None
+
+
+def test_a_difference_of_rounding_beside_a_real_one_is_compared() -> None:
+    assert statistics.compare(np.zeros(3), np.array([1.0, -1.0, 3e-10])).p_value > 0.5
+
+
 def test_one_response_each_is_compared_by_mcnemars_exact_test() -> None:
     first = np.array([1.0] * 50 + [0.0] * 12 + [1.0] * 3 + [0.0] * 5)
     second = np.array([1.0] * 50 + [1.0] * 12 + [0.0] * 3 + [0.0] * 5)

@@ -144,6 +144,20 @@ sys.exit(2)
     assert len(attempts(tmp_path)) == 2
 
 
+def test_a_failure_with_a_very_long_message_does_not_wait_for_its_reader(start, tmp_path):
+    run = start(
+        """
+if attempt == 0:
+    report_failure(failure_of(StalledError("\\U0001f525" * 100_000), step=7, stage="gen"))
+    sys.exit(1)
+sys.exit(2)
+"""
+    )
+    run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert len(attempts(tmp_path)) == 2
+
+
 def test_a_signal_reaches_the_training_once_and_its_status_is_that_of_the_run(start, tmp_path):
     run = start(
         """

@@ -118,3 +118,15 @@ def test_a_run_in_another_thread_is_not_interrupted(trainer, tmp_path):
     thread.start()
     thread.join(60)
     assert ended
+
+
+def test_a_hang_that_no_exception_reaches_is_told_to_the_supervisor_too(trainer, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("burnish.trainer.watch.report_failure", told.append)
+    monkeypatch.setattr("burnish.trainer.watch.stacks.descendants", lambda pid: iter(()))
+    monkeypatch.setattr("burnish.trainer.watch.os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+    with pytest.raises(SystemExit):
+        watch(trainer, tmp_path, timeout=600)._give_up()
+    (failure,) = told
+    assert (failure.kind, failure.step, failure.stage, failure.may_pass) == ("hang", 4, "gen", True)
+    assert "does not answer" in failure.message

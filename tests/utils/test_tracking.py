@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -119,6 +120,37 @@ def test_the_console_prints_text_as_it_is_and_on_one_line(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert "[bold]:smile: number 39 39" in out
+
+
+def run_python(code, tmp_path, **environment):
+    start = f"from burnish.utils.tracking import Tracking\nlog = Tracking('p', 'e', ['console'], {str(tmp_path)!r})\n"
+    code = f"import os\n{start}{code}"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+
+
+def test_a_character_that_the_console_cannot_encode_is_an_escape_and_stands_in_nobodys_way(tmp_path):
+    code = "log.log({'\u6570': 1.0}, 1)\nlog.log({'b': 2.0}, 2)"
+    result = run_python(code, tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.stdout.splitlines() == [r"step 1  \u6570 1", "step 2  b 2"]
+    assert result.stderr == ""
+
+
+def test_a_console_that_nobody_reads_any_more_ends_no_run(tmp_path):
+    code = """
+readable, writable = os.pipe()
+os.close(readable)
+os.dup2(writable, 1)
+for step in (1, 2):
+    log.log({"a": 1.0}, step)
+print("to nobody")
+log.finish()
+"""
+    result = run_python(code, tmp_path)
+    assert "The logger console failed at step 1 and is switched off" in result.stderr
+    assert "nobody reads standard output any more" in result.stderr
+    assert len(lines(tmp_path)) == 2
 
 
 def test_an_unknown_logger_is_refused_with_the_choices_before_anything_is_written(tmp_path):

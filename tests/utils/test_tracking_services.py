@@ -46,6 +46,7 @@ class Fakes:
 
     def init(self, **kwargs):
         self.inits.append(kwargs)
+        self.arguments = sys.argv
         self.num_runs += 1
         return SimpleNamespace(
             id=kwargs.get("id") or f"run-{self.num_runs}",
@@ -104,6 +105,15 @@ def test_a_run_from_the_start_is_a_new_one(tmp_path, fakes, name):
     attempt(tmp_path, name, [1])
     assert [step for step, _ in fakes.logs] == [1, 2, 1]
     assert all(init.get("id") is None for init in fakes.inits)
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])
+def test_secrets_of_the_command_line_are_hidden_from_a_service(tmp_path, fakes, name, monkeypatch):
+    given = ["train", "trainer.lr=0.5", "reward.reward_kwargs.api_key=sk-of-the-command-line"]
+    monkeypatch.setattr(sys, "argv", given)
+    attempt(tmp_path, name, [1])
+    assert fakes.arguments == ["train", "trainer.lr=0.5", "reward.reward_kwargs.api_key=<redacted>"]
+    assert sys.argv is given
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])

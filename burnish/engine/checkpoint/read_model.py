@@ -152,10 +152,10 @@ def load_adapters(layout: Layout, path: Path) -> None:
     try:
         lora.check_same_scaling(path, layout.module.model)
         whole = lora.read_adapters(path, layout.module.model)
-    except ModelError as error:
+        if (path / VALUE_HEAD_FILE).exists():
+            whole |= load_file(path / VALUE_HEAD_FILE)
+    except (ModelError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}") from error
-    if (path / VALUE_HEAD_FILE).exists():
-        whole |= load_file(path / VALUE_HEAD_FILE)
     for name, master in layout.masters().items():
         master.copy_(layout.scatter(name, whole[lora.hf_name(name).removeprefix("model.")]))
     layout.publish_masters()

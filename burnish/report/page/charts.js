@@ -89,8 +89,13 @@ function drawLines(element, width, options) {
     };
   });
   const all = series.flatMap((one) => one.points);
+  const given = options.series.flatMap((one) => one.points.filter(inRange));
+  const hidden =
+    given.length > all.length
+      ? `${given.length - all.length} of ${given.length} values are not above 0: a logarithmic axis has no place for them.`
+      : null;
   if (!all.length) {
-    fill(element, h("p", { class: "empty" }, "No values here."));
+    fill(element, h("p", { class: "empty" }, hidden || "No values here."));
     return;
   }
   const ofY = log ? Math.log10 : (value) => value;
@@ -107,7 +112,7 @@ function drawLines(element, width, options) {
   const x = scale(xLow, xHigh, MARGIN.left, width - MARGIN.right);
   const inner = scale(yLow, yHigh, height - MARGIN.bottom, MARGIN.top);
   const y = (value) => inner(ofY(value));
-  const yTicks = ticks(yLow, yHigh, 4);
+  const yTicks = ticks(yLow, yHigh, 5);
   const grid = frame(
     width,
     height,
@@ -164,7 +169,7 @@ function drawLines(element, width, options) {
     options,
     places: [...new Set(xs)].sort((a, b) => a - b),
   });
-  fill(element, drawing);
+  fill(element, drawing, hidden && h("p", { class: "hint" }, hidden));
 }
 
 function extent(values) {

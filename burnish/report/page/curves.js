@@ -10,12 +10,7 @@ function groupOf(name) {
 // The place of each step on the axis: its number, tokens so far, or hours so far.
 function axisOf(run) {
   if (state.axis === "step") return run.steps;
-  const [name, factor] = state.axis === "tokens" ? ["perf/total_num_tokens", 1] : ["timing_s/step", 1 / 3600];
-  const values = run.metrics[name] || [];
-  // A point of a long run stands for a stretch of steps.
-  const stretch = run.num_steps / Math.max(1, run.steps.length);
-  let sum = 0;
-  return run.steps.map((_, place) => (sum += (values[place] || 0) * factor * stretch));
+  return state.axis === "tokens" ? run.axes.tokens : run.axes.seconds.map((total) => total / 3600);
 }
 
 function pointsOf(run, name) {

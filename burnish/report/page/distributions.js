@@ -22,6 +22,7 @@ function drawDistributions() {
   const charts = [];
   for (const [kind, found] of Object.entries(run.histograms)) {
     const total = found.rows.reduce((a, b) => a + b, 0);
+    const all = kind === "train" ? run.rows_of_a_step * run.rollouts[kind].steps.length : 0;
     for (const [name, title] of [
       ["score", "scores"],
       ["length", "lengths in tokens"],
@@ -30,7 +31,7 @@ function drawDistributions() {
       charts.push(
         heatMap({
           title: `${kind === "train" ? "Training" : "Validation"} ${title}`,
-          note: `${number(total)} dumped responses`,
+          note: `${number(total)} dumped responses${all > total ? ` of about ${number(all)}` : ""}`,
           x: found.steps,
           ...found[name],
         }),

@@ -55,11 +55,13 @@ function tiles(run) {
   const total = run.status.total;
   found.push(tile("Step", number(run.status.step), total ? `of ${number(total)}` : ""));
   const score = pointsOfSteps(run, "critic/score/mean");
+  // Of a long run a point is the lowest or the highest value of a stretch.
+  const isThinned = run.num_steps > run.steps.length;
   if (score.length) {
     const mean = (points) => points.reduce((sum, point) => sum + point[1], 0) / points.length;
     found.push(
       tile(
-        "Score, last 10 steps",
+        isThinned ? "Score, last 10 points" : "Score, last 10 steps",
         number(mean(score.slice(-10)), 3),
         `${number(mean(score.slice(0, 5)), 3)} in the first five`,
       ),
@@ -67,12 +69,14 @@ function tiles(run) {
   }
   for (const name of validationNames(run).slice(0, 2)) {
     const points = pointsOfSteps(run, name);
+    // None of its values may have been finite.
+    if (!points.length) continue;
     const best = points.reduce((a, b) => (b[1] > a[1] ? b : a));
     found.push(
       tile(
         breakable(name.replace("val-core/", "")),
         number(points[points.length - 1][1], 3),
-        `best ${number(best[1], 3)} at step ${number(best[0])}`,
+        `best ${number(best[1], 3)} ${isThinned ? "near" : "at"} step ${number(best[0])}`,
       ),
     );
   }
@@ -88,7 +92,7 @@ function tiles(run) {
       tile(
         "A step takes",
         duration(mean),
-        `${duration((seconds.reduce((a, b) => a + b, 0) * run.num_steps) / run.steps.length)} in all${left}`,
+        `${duration(run.axes.seconds[run.axes.seconds.length - 1])} in all${left}`,
       ),
     );
   }

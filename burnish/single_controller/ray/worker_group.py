@@ -37,7 +37,7 @@ class RayWorkerGroup(WorkerGroup):
         ray_cls_with_init: the workers' class and arguments. The class has to be importable, not defined in a script.
         name_prefix: what messages and log lines call the group; the class's name where it is empty.
         stage_timeout: seconds that a call may take to get further; without limit if None.
-        start_timeout: seconds that the processes have to start.
+        start_timeout: seconds that the processes have to start; many that read torch from one slow disk take their time.
         stack_folder: where it is written in which code the processes stand when they get no further.
 
     Raises:
@@ -51,7 +51,7 @@ class RayWorkerGroup(WorkerGroup):
         ray_cls_with_init: RayClassWithInitArgs,
         name_prefix: str = "",
         stage_timeout: float | None = None,
-        start_timeout: float = 300.0,
+        start_timeout: float = 900.0,
         stack_folder: str | None = None,
     ) -> None:
         super().__init__(resource_pool.world_size, ray_cls_with_init, name_prefix)

@@ -130,8 +130,8 @@ def _pace(state: RunState) -> str:
     for key, label in (
         ("perf/throughput", "{:.4g} tokens/s a worker"),
         ("perf/mfu/actor", "MFU {:.1%}"),
-        ("perf/max_memory_allocated_gb", "{:.3g} GB of GPU memory"),
-        ("perf/cpu_memory_used_gb", "{:.3g} GB of memory"),
+        ("perf/max_memory_allocated_gb", "{:.3g} GiB of GPU memory"),
+        ("perf/cpu_memory_used_gb", "{:.3g} GiB of memory"),
     ):
         value = metrics.get(key)
         if value is not None and math.isfinite(value) and value > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ def _check(options: EvalOptions) -> None:
         raise ConfigError(f"{len(options.models)} models: one is measured, or two are compared.")
     if options.ask.prompts:
         raise ConfigError("A prompt alone has no right answer to compare with: eval reads --data.")
+    if math.isnan(options.pass_score):
+        raise ConfigError("--pass-score=nan: every response would be wrong. It must be a number, as 1.0.")
     if not 0 < options.confidence < 1:
         raise ConfigError(f"--confidence={options.confidence}: it must be between 0 and 1, as 0.95.")
 

@@ -32,6 +32,8 @@ from burnish.utils.errors import ConfigError, ModelError, ResourceError
 
 # Beside the weights: configuration, tokenizer, and what a file system needs.
 _MARGIN_BYTES = 64 << 20
+# Of files that make up a model, with what people write beside it to describe it; a name without an ending is none.
+_MODEL_ENDS = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model", ".tiktoken", ".py", ".md", ".gguf")
 _SIZE = re.compile(r"(?i)\d+(\.\d+)?\s*[KMGT]i?B")
 _PROBE_TEXT = "What is 12 + 34?\n  Größe: 1,5 €"
 
@@ -182,9 +184,11 @@ def _check_options(options: ExportOptions) -> None:
 
 def _check_out(out: Path, source: ModelSource, overwrite: bool) -> None:
     """That nothing is lost by writing to ``out``."""
-    folder = Path(source.folder).absolute()
-    if out == folder or out in folder.parents or folder in out.parents:
-        raise ConfigError(f"--out={out}: this is where the model is read from ({folder}). Name another folder.")
+    # Of adapters the base, too: they would be put onto a model that has them already.
+    for folder in (Path(source.folder).expanduser().resolve(), Path(source.model_path).expanduser().resolve()):
+        place = out.resolve()
+        if folder.is_dir() and (place == folder or place in folder.parents or folder in place.parents):
+            raise ConfigError(f"--out={out}: this is where the model is read from ({folder}). Name another folder.")
     if not out.exists():
         return
     if not out.is_dir():
@@ -197,9 +201,10 @@ def _check_out(out: Path, source: ModelSource, overwrite: bool) -> None:
         )
     if not any((out / name).is_file() for name in ("config.json", lora.CONFIG_FILE)):
         raise ConfigError(f"--out={out}: what is in this folder is no model, so --overwrite leaves it alone.")
-    if folders := sorted(path.name for path in out.iterdir() if path.is_dir()):
+    others = sorted(path.name for path in out.iterdir() if path.is_dir() or path.suffix not in _MODEL_ENDS)
+    if others:
         raise ConfigError(
-            f"--out={out}: beside a model this folder holds others ({', '.join(folders[:5])}), so --overwrite leaves it alone."
+            f"--out={out}: beside a model this folder holds others ({', '.join(others[:5])}), so --overwrite leaves it alone."
         )
 
 
@@ -295,6 +300,9 @@ def _becoming(out: Path) -> Iterator[Path]:
     """A folder to write into, which is ``out`` when the block ends without an error; on the disk, to the last file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, old = (out.with_name(f".{out.name}.{end}") for end in ("part", "old"))
+    if old.exists() and not out.exists():
+        # An export was killed between the two renames below; what it was to replace is all there is.
+        old.rename(out)
     for left_over in (folder, old):
         shutil.rmtree(left_over, ignore_errors=True)
     folder.mkdir()

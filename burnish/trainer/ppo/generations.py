@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from burnish.protocol import DataProto
+from burnish.trainer.live_view.drawing import printable
 from burnish.trainer.rollout_store import text_rows
-from burnish.utils.console import console
+from burnish.utils.console import console, outliving_the_reader
 
 
 def chosen_rows(batch: DataProto, num_shown: int) -> DataProto:
@@ -18,11 +19,11 @@ def chosen_rows(batch: DataProto, num_shown: int) -> DataProto:
 
 
 def show_generations(rows: list[dict[str, Any]], step: int) -> None:
-    """Prints responses."""
-    for row in rows:
-        console.print(f"step {step} | score {row['score']:.3f}", style="bold")
-        # A lone surrogate is no character that a terminal could print.
-        console.print(f"{row['prompt']}{row['response']}".encode("utf-8", "replace").decode())
+    """Prints responses; their control characters are shown, not obeyed."""
+    with outliving_the_reader():
+        for row in rows:
+            console.print(f"step {step} | score {row['score']:.3f}", style="bold")
+            console.print(printable(f"{row['prompt']}{row['response']}"))
 
 
 def sample_of(batch: DataProto, tokenizer: Any) -> dict[str, Any]:

@@ -26,6 +26,12 @@ class StepProfiler:
         self._joins_steps = config.profile_continuous_steps
         self._folders = (str(run_dir.absolute()), str(Path.cwd()))
         self._last_step = last_step
+        if beyond := sorted(step for step in self._steps if step > last_step):
+            logger.warning(
+                "global_profiler.steps names step %d, which is not recorded: the run ends at step %d.",
+                beyond[0],
+                last_step,
+            )
         self._is_running = False
 
     @contextmanager

@@ -6,7 +6,9 @@ from typing import Any
 from burnish.data import takes_feedback
 from burnish.data.place import for_workers
 from burnish.protocol import DataProto, object_array
+from burnish.trainer.ppo.stages import PROMPT_TENSORS
 from burnish.utils.errors import TrainingError
+from burnish.workers.early_scoring import PROMPT_COLUMNS
 
 
 class PromptStream(Iterator[dict[str, Any]]):
@@ -109,3 +111,15 @@ def repeat_prompts(batch_dict: dict[str, Any], *, n: int, uid_prefix: str, pad_t
     batch = batch.repeat(n, interleave=True)
     batch.non_tensor_batch["sample_index"] = object_array(list(range(n)) * num_prompts)
     return batch
+
+
+def take_prompts(batch: DataProto, *, are_scored: bool) -> DataProto:
+    """What the rollout is given: the prompts' tensors, which are taken out of ``batch``, and the columns that name each row.
+
+    Args:
+        are_scored: the rollout has the responses scored as they end, for which it gets the reward's columns too.
+    """
+    prompts = batch.pop(batch_keys=PROMPT_TENSORS)
+    columns = ("uid", "sample_index", *(PROMPT_COLUMNS if are_scored else ()))
+    prompts.non_tensor_batch = {key: batch.non_tensor_batch[key] for key in columns if key in batch.non_tensor_batch}
+    return prompts

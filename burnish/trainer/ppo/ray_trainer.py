@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
-from burnish.config import PPOTrainerConfig, needs_old_log_probs
+from burnish.config import PPOTrainerConfig
 from burnish.config.dump_checks import samples_responses
 from burnish.config.usage import mark_read
-from burnish.core_algos.advantages import reads_key
 from burnish.core_algos.kl import get_kl_controller
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
@@ -29,19 +28,25 @@ from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
 from burnish.trainer.ppo.metrics import compute_rollout_difference
 from burnish.trainer.ppo.model_rewards import early_manager
 from burnish.trainer.ppo.profiling import StepProfiler
-from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts
+from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts, take_prompts
 from burnish.trainer.ppo.replay import make_replay
-from burnish.trainer.ppo.roles import Role, need_critic, need_greedy_baseline, need_reference_policy, need_reward_model
+from burnish.trainer.ppo.roles import (
+    Role,
+    need_critic,
+    need_greedy_baseline,
+    need_old_log_probs,
+    need_reference_policy,
+    need_reward_model,
+)
 from burnish.trainer.ppo.run_log import RunLog
 from burnish.trainer.ppo.scoring import merge_rounds, score_batch, score_for_training
 from burnish.trainer.ppo.spawn import spawn_workers
-from burnish.trainer.ppo.stages import FORWARD_KEYS, PROMPT_TENSORS, StepReport, stage
+from burnish.trainer.ppo.stages import FORWARD_KEYS, StepReport, stage
 from burnish.trainer.ppo.step_metrics import log_unfinished_step, step_metrics
 from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
 from burnish.trainer.ppo.validation import run_validation
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
-from burnish.workers.early_scoring import PROMPT_COLUMNS
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -101,7 +106,7 @@ class RayPPOTrainer:
         self.use_critic = need_critic(config)
         self.use_reference_policy = need_reference_policy(config)
         self.use_greedy_baseline = need_greedy_baseline(config)
-        self.needs_old_log_probs = needs_old_log_probs(config) or self._estimator_reads_old_log_probs()
+        self.needs_old_log_probs = need_old_log_probs(config)
         self.use_reward_model = need_reward_model(config)
         self.early_manager = early_manager(reward_fn, config.reward) if val_reward_fn in (None, reward_fn) else None
         self.filters_groups = config.algorithm.filter_groups.enable
@@ -169,16 +174,18 @@ class RayPPOTrainer:
             worker_group.init_model()
 
     def shutdown(self) -> None:
-        """Ends the worker processes and closes the logs; safe to call twice."""
-        log_unfinished_step(self)
-        for worker_group in self.worker_groups.values():
-            worker_group.shutdown()
-        self.worker_groups = {}
-        self.resource_pool_manager.shutdown()
-        for reward_fn in (self.reward_fn, self.val_reward_fn):
-            if close := getattr(reward_fn, "close", None):
-                close()
-        self.run_log.close()
+        """Ends the worker processes and closes the logs, all of them also where one cannot; safe to call twice."""
+        groups, self.worker_groups = self.worker_groups, {}
+        with ExitStack() as ending:
+            # From the last to the first.
+            ending.callback(self.run_log.close)
+            for reward_fn in (self.val_reward_fn, self.reward_fn):
+                if close := getattr(reward_fn, "close", None):
+                    ending.callback(close)
+            ending.callback(self.resource_pool_manager.shutdown)
+            for worker_group in reversed(groups.values()):
+                ending.callback(worker_group.shutdown)
+            log_unfinished_step(self)
 
     # -------------------------------------------------------------------------------------------------- fit
 
@@ -297,11 +304,7 @@ class RayPPOTrainer:
 
     def _sample(self, batch: DataProto, *, validate: bool = False, greedy: bool = False) -> DataProto:
         self.checkpoints.stop.pass_by()
-        prompts = batch.pop(batch_keys=PROMPT_TENSORS)
-        columns = ("uid", "sample_index", *(PROMPT_COLUMNS if self.early_manager is not None else ()))
-        prompts.non_tensor_batch = {
-            key: batch.non_tensor_batch[key] for key in columns if key in batch.non_tensor_batch
-        }
+        prompts = take_prompts(batch, are_scored=self.early_manager is not None)
         prompts.meta_info = {"pad_token_id": self._pad_token_id, "validate": validate, "greedy": greedy}
         generated = self.actor_rollout_wg.generate_sequences(prompts)
         if not validate:
@@ -338,11 +341,6 @@ class RayPPOTrainer:
         if self.config.algorithm.rollout_correction.bypass_mode:
             batch.tensors["old_log_probs"] = batch.tensors["rollout_log_probs"]
         return self._old_log_prob_pass(batch)
-
-    def _estimator_reads_old_log_probs(self) -> bool:
-        """Whether an estimator, which may be of the user's own, wants them; in bypass mode they are there without a pass."""
-        algorithm = self.config.algorithm
-        return reads_key(algorithm.adv_estimator, "old_log_probs") and not algorithm.rollout_correction.bypass_mode
 
     @stage("old_log_prob", when="needs_old_log_probs")
     def _old_log_prob_pass(self, batch: DataProto) -> DataProto:

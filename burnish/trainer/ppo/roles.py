@@ -2,7 +2,8 @@
 
 from enum import Enum
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import PPOTrainerConfig, needs_old_log_probs
+from burnish.core_algos.advantages import reads_key
 
 
 class Role(Enum):
@@ -38,3 +39,11 @@ def need_reward_model(config: PPOTrainerConfig) -> bool:
 def need_greedy_baseline(config: PPOTrainerConfig) -> bool:
     """Each prompt gets a greedy response more when the estimator takes its score as the baseline."""
     return config.algorithm.adv_estimator == "remax"
+
+
+def need_old_log_probs(config: PPOTrainerConfig) -> bool:
+    """A pass before the update is made when the configuration asks for its log-probs, or an estimator, which may be of the
+    user's own, reads them; in bypass mode they are there without one."""
+    algorithm = config.algorithm
+    is_read = reads_key(algorithm.adv_estimator, "old_log_probs") and not algorithm.rollout_correction.bypass_mode
+    return needs_old_log_probs(config) or is_read

@@ -140,7 +140,8 @@ class RunLog:
             rows = [{"step": step, **row} for row in text_rows(chosen_rows(batch, num_shown), self.tokenizer)]
             if self.logger is not None:
                 self.logger.log_generations(rows, step)
-            show_generations(rows, step)
+            if self.config.trainer.console != "off":
+                show_generations(rows, step)
         if caught.error is not None:
             message = f"Responses of the validation at step {step} cannot be shown: {told(caught.error)}."
             logger.warning("%s", message)

@@ -16,6 +16,7 @@ from burnish.core_algos.blocks import row_lengths
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
 from burnish.trainer import statistics
+from burnish.trainer.generators import generators_kept
 from burnish.trainer.ppo.metrics import turn_metrics
 from burnish.trainer.ppo.scoring import as_numbers, concat_scored, find_extra, score_batch
 from burnish.trainer.ppo.stages import timed_apart
@@ -40,7 +41,8 @@ def run_validation(trainer: "RayPPOTrainer") -> dict[str, float]:
         n = config.actor_rollout_ref.rollout.val_kwargs.n
         return trainer._sample(trainer._get_gen_batch(batch_dict, n=n, uid_prefix="val"), validate=True)
 
-    with timed_apart(trainer):
+    # Training draws the same whether there was a validation or not: a run that goes on may have one more, or one less.
+    with timed_apart(trainer), generators_kept():
         batch, metrics = validate(
             trainer.val_dataloader or (),
             respond,

@@ -199,9 +199,7 @@ def rows_to_sample(uids: Sequence[str], count: int) -> list[int]:
         groups.setdefault(str(uid), []).append(row)
     chosen: list[int] = []
     for uid in sorted(groups, key=lambda uid: (zlib.crc32(_PLACE_OF_UID.sub("", uid).encode()), uid)):
-        if len(chosen) + len(groups[uid]) > count:
+        if chosen and len(chosen) + len(groups[uid]) > count:
             break
-        chosen += groups[uid]
-    if not chosen and groups:
-        chosen = next(iter(groups.values()))[:count]
+        chosen += groups[uid][:count]
     return chosen

@@ -31,7 +31,8 @@ class ConsoleLogger:
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Prints the line of ``step``."""
-        console.console.print(self.line(data, step), soft_wrap=True)
+        with console.outliving_the_reader():
+            console.console.print(self.line(data, step), soft_wrap=True)
 
     log_partial = log
 

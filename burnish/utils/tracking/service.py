@@ -1,9 +1,12 @@
 """What the loggers of services have in common that keep a curve on a server and only append to it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from burnish.utils.secrets import redact_text
 from burnish.utils.tracking.base import RunInfo, ServiceState, optional
 
 logger = logging.getLogger("burnish.tracking")
@@ -29,7 +32,9 @@ class ServiceLogger:
     def __init__(self, info: RunInfo) -> None:
         self._module: Any = optional(self.name)
         self._state = ServiceState(self.name, info)
-        self._state.remember(self._start(info, self._state.run_id))
+        with _shown_arguments():
+            run_id = self._start(info, self._state.run_id)
+        self._state.remember(run_id)
         if self._state.last_step > info.resumed_step:
             logger.warning(
                 "%s has this run's steps up to %d already; they are run again from step %d on, and %s keeps what it has.",
@@ -60,3 +65,14 @@ class ServiceLogger:
     def finish(self) -> None:
         """Waits until everything is sent."""
         raise NotImplementedError
+
+
+@contextmanager
+def _shown_arguments() -> Iterator[None]:
+    """Hides secrets of the command line in the block, since packages send it along; the trainer waits for them meanwhile."""
+    before = sys.argv
+    sys.argv = [redact_text(argument) for argument in before]
+    try:
+        yield
+    finally:
+        sys.argv = before

@@ -63,6 +63,8 @@ def test_wrong_requests_are_sentences_before_anything_is_loaded(
         evaluate(EvalOptions(models=[tiny_model_path], ask=ask, sizes=[8]))
     with pytest.raises(ConfigError, match="no folder .*nowhere"):
         evaluate(EvalOptions(models=[tiny_model_path, str(tmp_path / "nowhere")], ask=ask))
+    with pytest.raises(ConfigError, match="--pass-score=nan"):
+        evaluate(EvalOptions(models=[tiny_model_path], ask=ask, pass_score=float("nan")))
     with pytest.raises(ConfigError, match="3 models"):
         evaluate(EvalOptions(models=[tiny_model_path] * 3, ask=ask))
     unknown = tmp_path / "unknown.jsonl"

@@ -164,7 +164,24 @@ def test_nothing_is_overwritten_unless_that_is_said_and_it_is_a_model(tiny_model
     (model / "optimizer").mkdir()
     with pytest.raises(ConfigError, match="holds others"):
         run_export(tiny_model_path, model, overwrite=True)
+    (model / "optimizer").rmdir()
+    (model / "results.csv").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds others \(results.csv\)"):
+        run_export(tiny_model_path, model, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_the_base_of_an_adapter_is_not_written_over(adapter: Path, tmp_path: Path, tiny_model_path: str) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model_path, base)
+    with pytest.raises(ConfigError, match="where the model is read from"):
+        run_export(adapter, base, base=str(base), overwrite=True)
+
+
+def test_what_a_killed_export_had_set_aside_comes_back(tiny_model_path: str, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_path, tmp_path / ".out.old")
+    run_export(tiny_model_path, tmp_path / "out", dtype="bf16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_a_failure_leaves_what_was_there_and_no_half_a_folder(

@@ -1,0 +1,34 @@
+"""The end of a run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+
+
+def test_everything_is_ended_and_the_logs_are_closed_last_also_where_something_cannot_be():
+    ended = []
+
+    def end(name):
+        return lambda: ended.append(name)
+
+    def cannot():
+        ended.append("reward")
+        raise OSError("gone already")
+
+    trainer = SimpleNamespace(
+        is_logged=True,
+        worker_groups={
+            "actor": SimpleNamespace(shutdown=end("actor")),
+            "critic": SimpleNamespace(shutdown=end("critic")),
+        },
+        resource_pool_manager=SimpleNamespace(shutdown=end("pools")),
+        reward_fn=SimpleNamespace(close=cannot),
+        val_reward_fn=SimpleNamespace(close=end("validation's reward")),
+        run_log=SimpleNamespace(close=end("log")),
+    )
+    with pytest.raises(OSError, match="gone already"):
+        RayPPOTrainer.shutdown(trainer)
+    assert ended == ["actor", "critic", "pools", "reward", "validation's reward", "log"]
+    assert trainer.worker_groups == {}
