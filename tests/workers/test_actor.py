@@ -13,6 +13,7 @@ from burnish.render import load_tokenizer
 from burnish.rollout.stats import RolloutStats
 from burnish.utils.errors import CheckpointError
 from burnish.workers import ActorRolloutRefWorker
+from burnish.workers.handed_back import checked
 
 
 def worker_of(model: str, *overrides: str, role: str = "actor_rollout") -> ActorRolloutRefWorker:
@@ -93,8 +94,9 @@ def test_a_model_that_is_not_finite_is_not_saved(tiny_model_path: str, tmp_path:
     worker = worker_of(tiny_model_path)
     name, weight = next(iter(worker.engine.named_weights()))
     weight[0, 0] = float("nan")
+    answer = worker.save_checkpoint(str(tmp_path / "actor"))
     with pytest.raises(CheckpointError, match=name):
-        worker.save_checkpoint(str(tmp_path / "actor"))
+        checked([answer])
     assert not (tmp_path / "actor").exists()
 
 
