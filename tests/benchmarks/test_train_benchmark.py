@@ -50,6 +50,7 @@ def test_beside_the_plain_loop_the_last_line_is_json_and_a_profile_is_written(ru
     assert (tmp_path / "profile.txt").read_text().startswith("One update: 48 tokens in rows of 3 + 5\n")
 
 
+@pytest.mark.slow
 def test_two_ranks_do_the_same_work_also_while_one_is_profiled(run, tmp_path):
     result = json.loads(run("--gpus", "2", "--profile", str(tmp_path / "profile.txt"), "--json")[-1])
     (one,) = result["results"].values()

@@ -102,7 +102,7 @@ def test_every_way_to_train_trains(tmp_path, overrides):
         assert metrics[0]["critic/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_shared_prompts_change_no_step(tmp_path, monkeypatch, ranks):
     packed = []
     monkeypatch.setattr(rows, "pack", lambda *args, **how: packed.append(pack(*args, **how)) or packed[-1])

@@ -96,16 +96,17 @@ class FakeApi:
             self.max_at_once = max(self.max_at_once, self._at_once)
         try:
             instead = self.on_request(number, body)
-            if instead is not None:
-                self._send(http, *instead)
-            elif body.get("stream"):
-                self._stream(http, body, number)
-            else:
-                (choice,) = self._choices(body)
-                self._send(http, 200, {"choices": [choice]})
         finally:
+            # Before the first byte of an answer: a client may ask again as soon as it has the last one.
             with self.lock:
                 self._at_once -= 1
+        if instead is not None:
+            self._send(http, *instead)
+        elif body.get("stream"):
+            self._stream(http, body, number)
+        else:
+            (choice,) = self._choices(body)
+            self._send(http, 200, {"choices": [choice]})
 
     def _choices(self, body: dict) -> Iterator[dict]:
         """One for each token, the last with the reason."""
