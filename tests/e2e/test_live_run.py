@@ -1,21 +1,17 @@
 """A run on a terminal shows the live view, and nothing else of it is different."""
 
-import os
-import pty
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.e2e.runs import REPO, TINY
+from tests.e2e.runs import TINY
+from tests.terminal import run_on_a_terminal
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("trainer.controller=ray", "trainer.n_gpus_per_node=2")], ids=["local", "ray"])
 def test_a_run_on_a_terminal_draws_and_leaves_it_as_it_was(tmp_path, more):
-    leader, follower = pty.openpty()
-    variables = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")}
     overrides = [
         "recipe=demo",
         f"actor_rollout_ref.model.path={TINY / 'model'}",
@@ -28,28 +24,9 @@ def test_a_run_on_a_terminal_draws_and_leaves_it_as_it_was(tmp_path, more):
         f"trainer.default_local_dir={tmp_path}",
         *more,
     ]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "burnish", "train", *overrides],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=REPO,
-        env=variables | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
-        start_new_session=True,
-    )
-    os.close(follower)
-    written = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        written += part
-    os.close(leader)
-    text = written.decode("utf-8", "replace")
-    assert run.wait(timeout=120) == 0, text
+    command = [sys.executable, "-m", "burnish", "train", *overrides]
+    status, text = run_on_a_terminal(command, columns=100, lines=40, timeout=120)
+    assert status == 0, text
     assert "step 3 of 3  100%" in text
     assert "validation at step 3: burnish/arithmetic/acc/mean@1" in text
     assert "checkpoint of step 3" in text

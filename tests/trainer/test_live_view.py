@@ -2,8 +2,6 @@
 
 import io
 import math
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from rich.console import Console, Group
 from burnish.trainer.live_view import RunState, body, console_mode, headline, loggers_beside
 from burnish.trainer.live_view.drawing import duration, printable, shares, sparkline
 from burnish.trainer.ppo.stages import StepReport
-from tests.conftest import REPO
+from tests.terminal import run_on_a_terminal
 
 
 class Clock:
@@ -259,29 +257,8 @@ finally:
 
 def on_a_terminal(ending: str) -> tuple[int, str]:
     """Exit status of the script and everything that it wrote to its terminal."""
-    leader, follower = pty.openpty()
-    variables = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.replace("END", ending)],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=REPO,
-        env=variables | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
-        start_new_session=True,
-    )
-    os.close(follower)
-    written = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        written += part
-    os.close(leader)
-    return process.wait(timeout=60), written.decode()
+    command = [sys.executable, "-c", SCRIPT.replace("END", ending)]
+    return run_on_a_terminal(command, columns=80, lines=24, timeout=60)
 
 
 @pytest.mark.parametrize(
