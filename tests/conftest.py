@@ -1,6 +1,7 @@
 """What all tests share: shapes are checked in the rooms of mathematics, and no test touches the network or the user's folders."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 REPO = Path(__file__).resolve().parents[1]
 
 env.calm_threads()
+
+# What a shell starts in the background ignores Ctrl-C, and so would every command that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shape annotations are enforced here and free in production.
 from jaxtyping import install_import_hook  # noqa: E402
