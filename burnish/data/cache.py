@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from burnish.data.problems import Place
 logger = logging.getLogger(__name__)
 
 # Raised whenever rows come out differently than before, for other reasons than the keys below.
-_VERSION = 1
+_VERSION = 2
 _KEYS = (
     "prompt_key",
     "answer_key",
@@ -37,23 +37,38 @@ _KEYS = (
 
 
 def cache_file(folder: str, sources: Sequence[Source], preparer: RowPreparer, *, split: str, max_samples: int) -> Path:
-    """The file of a data set: its name is a hash of the sources' bytes and places, the tokenizer, and what the rows depend
-    on in the configuration."""
+    """The file of a data set of prompts; see `file_of`."""
     config = preparer.config
     facts = {
         "version": _VERSION,
-        "transformers": transformers.__version__,
-        "split": split,
         "max_samples": max_samples,
         "policy": preparer.policy,
         "tools": preparer.tools,
         **{key: getattr(config, key) for key in _KEYS},
+    }
+    return file_of(folder, sources, facts, preparer.tokenizer, split=split)
+
+
+def file_of(
+    folder: str,
+    sources: Sequence[Source],
+    facts: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    split: str,
+) -> Path:
+    """The file of a data set: its name is a hash of the sources' bytes and places, the tokenizer, and the ``facts`` that the
+    rows depend on beside these."""
+    all_facts = {
+        **facts,
+        "transformers": transformers.__version__,
+        "split": split,
         # A template that writes the date renders other ids tomorrow.
-        "date": str(datetime.date.today()) if "strftime_now" in str(preparer.tokenizer.chat_template) else None,
+        "date": str(datetime.date.today()) if "strftime_now" in str(tokenizer.chat_template) else None,
         "sources": [str(source.absolute() if isinstance(source, Path) else source) for source in sources],
     }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    digest.update(_tokenizer_bytes(preparer.tokenizer))
+    digest = hashlib.sha256(json.dumps(all_facts, sort_keys=True, default=str).encode())
+    digest.update(_tokenizer_bytes(tokenizer))
     for source in sources:
         if isinstance(source, HubName) or (isinstance(source, Path) and source.is_dir()):
             digest.update(hub.fingerprint(source, split).encode())
@@ -71,19 +86,11 @@ def _tokenizer_bytes(tokenizer: PreTrainedTokenizerBase) -> bytes:
 
 
 def load(file: Path) -> list[PreparedRow] | None:
-    """The rows of a cache file; None where there is none, or a damaged one, which is told and made anew."""
-    try:
-        data = file.read_bytes()
-    except OSError:
-        # Whether the folder can be used at all is told by `save`.
+    """The rows of a cache file of prompts; None where there is none, or a damaged one, which is told and made anew."""
+    found = read_table(file)
+    if found is None:
         return None
-    digest, _, content = data.partition(b"\n")
-    if hashlib.sha256(content).hexdigest().encode() != digest:
-        logger.warning("%s (data.cache_dir) is damaged; the data set is rendered anew.", file)
-        return None
-    size, _, rest = content.partition(b"\n")
-    rows = json.loads(rest[: int(size)])
-    ids = np.frombuffer(rest[int(size) :], dtype=np.int32)
+    rows, ids = found
     prepared, start = [], 0
     for place, columns, num_ids, length, was_templated in rows:
         kept = None
@@ -94,14 +101,35 @@ def load(file: Path) -> list[PreparedRow] | None:
     return prepared
 
 
+def read_table(file: Path) -> tuple[list[Any], np.ndarray] | None:
+    """What `write_table` wrote; None where there is nothing, or a damaged file, which is told."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        # Whether the folder can be used at all is told by `write_table`.
+        return None
+    digest, _, content = data.partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        logger.warning("%s (data.cache_dir) is damaged; the data set is rendered anew.", file)
+        return None
+    size, _, rest = content.partition(b"\n")
+    return json.loads(rest[: int(size)]), np.frombuffer(rest[int(size) :], dtype=np.int32)
+
+
 def save(file: Path, rows: Sequence[PreparedRow]) -> None:
-    """Writes a cache file, whole or not at all; a folder that cannot be written is told and does no harm."""
+    """Writes a cache file of prompts, as `write_table` does."""
     table: list[Any] = []
     ids = []
     for row in rows:
         table.append([row.place, row.columns, None if row.ids is None else len(row.ids), row.length, row.was_templated])
         if row.ids is not None:
             ids.append(row.ids)
+    write_table(file, table, ids)
+
+
+def write_table(file: Path, table: Sequence[Any], ids: Sequence[np.ndarray]) -> None:
+    """Writes rows of JSON's types and int32 arrays behind each other, whole or not at all; a folder that cannot be written is
+    told and does no harm."""
     text = json.dumps(table, ensure_ascii=False).encode()
     numbers = (np.concatenate(ids) if ids else np.zeros(0, dtype=np.int32)).tobytes()
     content = str(len(text)).encode() + b"\n" + text + numbers

@@ -36,7 +36,7 @@ def check_rows(
         try:
             create_rl_dataset(config, tokenizer, split=split)
         except DataError as error:
-            return [_problem(error, f"data.{split}_files")]
+            return [problem_of(error, f"data.{split}_files")]
         return []
     max_samples = config.train_max_samples if split == "train" else config.val_max_samples
     parts: list[Iterable[ReadRow]] = []
@@ -49,9 +49,11 @@ def check_rows(
             try:
                 sources = sources_of(files, key)
             except DataError as error:
-                problems.append(_problem(error, key))
+                problems.append(problem_of(error, key))
                 continue
-            guarded = (row for source in sources for row in _guarded(read_source(source, split), str(source), problems))
+            guarded = (
+                row for source in sources for row in guarded_rows(read_source(source, split), str(source), problems)
+            )
             parts.append(first_rows(guarded, max_samples))
     preparer = preparer_of(config, tokenizer, split)
     for part in parts:
@@ -63,15 +65,16 @@ def check_rows(
     return problems
 
 
-def _guarded(rows: Iterable[ReadRow], file: str, problems: list[RowProblem]) -> Iterable[ReadRow]:
+def guarded_rows(rows: Iterable[ReadRow], file: str, problems: list[RowProblem]) -> Iterable[ReadRow]:
     """The rows up to where the file cannot be read, which becomes a problem."""
     try:
         yield from rows
     except DataError as error:
-        problems.append(_problem(error, file))
+        problems.append(problem_of(error, file))
 
 
-def _problem(error: DataError, file: str) -> RowProblem:
+def problem_of(error: DataError, file: str) -> RowProblem:
+    """An error as a problem of its row, or of the whole file."""
     if isinstance(error, RowError) and error.place is not None:
         return error.problem
     return RowProblem(

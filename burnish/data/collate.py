@@ -37,7 +37,7 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[st
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0),
-        "uid": object_array(_unique([str(row["index"]) for row in rows])),
+        "uid": object_array(unique_names([str(row["index"]) for row in rows])),
     }
     names = dict.fromkeys(name for row in rows for name in row if name not in _MADE_HERE)
     for name in names:
@@ -45,7 +45,7 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[st
     return batch
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def unique_names(names: Sequence[str]) -> list[str]:
     """``names`` with a number behind those that were there before: rows of one uid would be one group, with the same
     random streams and another prompt's baseline. A sampler may draw a row twice, a dataset may count by file."""
     counts: Counter[str] = Counter()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -26,6 +26,23 @@ from burnish.utils.errors import ConfigError, DataError
 # Starting a process takes seconds, as long as some thousands of rows.
 MIN_ROWS_FOR_PROCESSES = 20_000
 _CHUNK = 500
+
+Prepared = TypeVar("Prepared", covariant=True)
+
+
+class Preparer(Protocol[Prepared]):
+    """Prepares rows one by one, here or, pickled, in another process.
+
+    Attributes:
+        tokenizer: that it renders with.
+        workers_key: the key that says how many processes share the work.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    workers_key: str
+
+    def prepare(self, place: Place, row: dict[str, Any] | RowError) -> Prepared | RowError:
+        """The row, or what is wrong with it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +73,8 @@ class RowPreparer:
         tools: schemas that every prompt shows, unless its row has a ``tools`` column.
         policy: what happens to a prompt that is too long; see `length_policy`.
     """
+
+    workers_key = "data.filter_overlong_prompts_workers"
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, tools: Sequence[dict[str, Any]], policy: str
@@ -119,8 +138,11 @@ def length_policy(config: DataConfig, split: str) -> str:
 
 
 def prepare_rows(
-    rows: Iterable[ReadRow], preparer: RowPreparer, num_workers: int = 1, min_rows: int = MIN_ROWS_FOR_PROCESSES
-) -> Iterator[PreparedRow | RowError]:
+    rows: Iterable[ReadRow],
+    preparer: Preparer[Prepared],
+    num_workers: int = 1,
+    min_rows: int = MIN_ROWS_FOR_PROCESSES,
+) -> Iterator[Prepared | RowError]:
     """The rows prepared, in order.
 
     Args:
@@ -143,14 +165,14 @@ def prepare_rows(
         yield preparer.prepare(place, row)
 
 
-def _in_processes(rows: list[ReadRow], preparer: RowPreparer, num_workers: int) -> Iterator[PreparedRow | RowError]:
+def _in_processes(rows: list[ReadRow], preparer: Preparer[Prepared], num_workers: int) -> Iterator[Prepared | RowError]:
     """Chunks of the rows, prepared by `burnish.data.prepare_worker` in ``num_workers`` fresh processes."""
     try:
         packed = pickle.dumps(preparer)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"data.filter_overlong_prompts_workers={num_workers}: the tokenizer {type(preparer.tokenizer).__name__} cannot "
-            f"be sent to another process ({error}). Set data.filter_overlong_prompts_workers=1."
+            f"{preparer.workers_key}={num_workers}: the tokenizer {type(preparer.tokenizer).__name__} cannot be sent to another "
+            f"process ({error}). Set {preparer.workers_key}=1."
         ) from error
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     done: list[Any] = [None] * len(chunks)
@@ -168,8 +190,8 @@ def _in_processes(rows: list[ReadRow], preparer: RowPreparer, num_workers: int) 
         thread.join()
     if failures:
         raise DataError(
-            f"data.filter_overlong_prompts_workers={num_workers}: a process that measures prompts failed: "
-            f"{failures[0]} Set data.filter_overlong_prompts_workers=1 to measure them in one process."
+            f"{preparer.workers_key}={num_workers}: a process that renders rows failed: {failures[0]} Set "
+            f"{preparer.workers_key}=1 to render them in one process."
         )
     for chunk in done:
         yield from chunk

@@ -1,4 +1,4 @@
-"""A process that prepares rows: reads a pickled `RowPreparer`, then chunks of rows, and writes each chunk prepared.
+"""A process that prepares rows: reads a pickled `Preparer`, then chunks of rows, and writes each chunk prepared.
 
 Started by `burnish.data.prepare`, which is the only one to write to it; the end of its input ends it.
 """

@@ -148,9 +148,11 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         """Raises if nothing is left; logs what was changed; finds the columns that only some rows have."""
         limit, policy = self.config.max_prompt_length, self._preparer.policy
         if not self._prompts:
+            if not self.num_rows:
+                raise DataError(f"{origin}: it holds no rows. A row is a line of .jsonl, an entry of .json, a record.")
             raise DataError(
-                f"{origin}: no row to train on: {self.num_rows} rows were read and {self.num_filtered} left out "
-                f"because their prompts are longer than data.max_prompt_length={limit} tokens."
+                f"{origin}: no row is left: {self.num_rows} rows were read and {self.num_filtered} left out because their "
+                f"prompts are longer than data.max_prompt_length={limit} tokens."
             )
         self._absent = dict.fromkeys(name for columns in self._columns for name in columns)
         if self.num_filtered:

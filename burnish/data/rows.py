@@ -18,7 +18,7 @@ _LIKELY_PROMPTS = ("question", "problem", "messages", "instruction", "input", "q
 _LIKELY_ANSWERS = ("answer", "ground_truth", "solution", "target", "final_answer", "label", "output")
 _PROMPT = "a text, or a list of messages with 'role' and 'content'"
 # A list of messages as JSON or as Python prints it, which a text that is meant as a text does not begin like.
-_LIKE_MESSAGES = re.compile(r"\s*(\[\s*)?\{\s*['\"](role|content)['\"]\s*:")
+LIKE_MESSAGES = re.compile(r"\s*(\[\s*)?\{\s*['\"](role|content)['\"]\s*:")
 
 
 def read_columns(row: Row, config: DataConfig) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_columns(row: Row, config: DataConfig) -> dict[str, Any]:
     columns["reward_model"] = reward_model
     columns["extra_info"] = _read_object(row, "extra_info")
     if row.get("tools") is not None:
-        columns["tools"] = _read_tools(row["tools"])
+        columns["tools"] = read_tools(row["tools"], "tools")
     return columns
 
 
@@ -69,8 +69,8 @@ def _read_prompt(row: Row, config: DataConfig) -> str | list[Any]:
     prompt = row[key]
     if isinstance(prompt, dict):
         prompt = [prompt] if "role" in prompt and "content" in prompt else prompt
-    if isinstance(prompt, str) and _LIKE_MESSAGES.match(prompt):
-        prompt = _parse_messages(prompt, key)
+    if isinstance(prompt, str) and LIKE_MESSAGES.match(prompt):
+        prompt = parse_messages(prompt, key)
     if not isinstance(prompt, str | list):
         raise RowError(
             f"column {key!r} is {describe(prompt)}; a prompt is a text or a list of messages with 'role' and 'content'.",
@@ -81,8 +81,8 @@ def _read_prompt(row: Row, config: DataConfig) -> str | list[Any]:
     return prompt
 
 
-def _parse_messages(text: str, key: str) -> Any:
-    """Messages that were stored as text, in JSON or as Python prints them (tables are written so)."""
+def parse_messages(text: str, key: str) -> Any:
+    """Messages that were stored as text in column ``key``, in JSON or as Python prints them (tables are written so)."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -135,7 +135,7 @@ def _read_answer(row: Row, key: str) -> Any:
 
 
 def _read_object(row: Row, name: str) -> dict[str, Any]:
-    value = _from_text(row.get(name), name)
+    value = from_text(row.get(name), name)
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -148,19 +148,24 @@ def _read_object(row: Row, name: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _read_tools(value: Any) -> list[dict[str, Any]]:
-    tools = _from_text(value, "tools")
+def read_tools(value: Any, name: str) -> list[dict[str, Any]]:
+    """The schemas in a cell of column ``name``.
+
+    Raises:
+        RowError: it is neither a list of objects nor the JSON of one.
+    """
+    tools = from_text(value, name)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError(
-            f"column 'tools' is {describe(tools)}, not a list of JSON schemas of functions.",
-            column="tools",
+            f"column {name!r} is {describe(tools)}, not a list of JSON schemas of functions.",
+            column=name,
             seen=describe(tools),
             expected="a list of JSON schemas, or a JSON string of one",
         )
     return tools
 
 
-def _from_text(value: Any, name: str) -> Any:
+def from_text(value: Any, name: str) -> Any:
     """The value of a JSON string; anything else as it is."""
     if not isinstance(value, str):
         return value

@@ -1,5 +1,6 @@
-"""Messages to ids: chat template, truncation, the template's self-test, the tokenizer."""
+"""Messages to ids: chat template, truncation, what of a conversation is learnt, the template's self-test, the tokenizer."""
 
+from burnish.render.conversation import ConversationRenderer, TrainingSequence
 from burnish.render.prompt import (
     encode_text,
     looks_templated,
@@ -8,17 +9,21 @@ from burnish.render.prompt import (
     render_text,
     template_markers,
 )
+from burnish.render.show import marked_text
 from burnish.render.template_check import TemplateCheck, check_template
 from burnish.render.tokenizer import load_tokenizer, read_chat_template, set_pad_token
 from burnish.render.truncation import TRUNCATION_POLICIES, truncate
 
 __all__ = [
     "TRUNCATION_POLICIES",
+    "ConversationRenderer",
     "TemplateCheck",
+    "TrainingSequence",
     "check_template",
     "encode_text",
     "load_tokenizer",
     "looks_templated",
+    "marked_text",
     "normalize_messages",
     "read_chat_template",
     "render",

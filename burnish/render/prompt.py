@@ -1,5 +1,6 @@
 """From messages to prompt ids: the one function that the length filter, the rollout and all others share."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,22 +97,30 @@ def render_text(
     messages: str | Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
     *,
+    tools: Sequence[Any] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The text that `render` turns into ids, for showing and for tests of a template."""
+    """The text that `render` turns into ids, for showing, for tests of a template, and where places in it are looked for."""
     if isinstance(messages, str) and not tokenizer.chat_template:
         return messages
-    try:
-        text = tokenizer.apply_chat_template(
+    return str(
+        _call_template(
             normalize_messages(messages),
+            tokenizer,
+            tools=list(tools) if tools else None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             **dict(chat_template_kwargs or {}),
         )
-    except TemplateError as error:
-        raise DataError(f"The chat template refuses this conversation: {error}.") from error
-    return str(text)
+    )
+
+
+def check_template_kwargs(chat_template_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError where variables of the template are arguments that burnish gives itself."""
+    taken = [key for key in _OWN_ARGUMENTS if key in chat_template_kwargs]
+    if taken:
+        raise ConfigError(f"data.apply_chat_template_kwargs may not hold {', '.join(taken)}: burnish sets it itself.")
 
 
 def _apply_template(
@@ -126,21 +135,60 @@ def _apply_template(
             f"The prompt is a list of messages, and the tokenizer {tokenizer.name_or_path!r} has no chat template. "
             f"Give one as actor_rollout_ref.model.custom_chat_template, or make the prompts plain strings."
         )
-    taken = [key for key in _OWN_ARGUMENTS if key in chat_template_kwargs]
-    if taken:
-        raise ConfigError(f"data.apply_chat_template_kwargs may not hold {', '.join(taken)}: burnish sets it itself.")
+    check_template_kwargs(chat_template_kwargs)
+    encoded = _call_template(
+        messages,
+        tokenizer,
+        tools=list(tools) if tools else None,
+        tokenize=True,
+        return_dict=True,
+        add_generation_prompt=add_generation_prompt,
+        **chat_template_kwargs,
+    )
+    return list(encoded["input_ids"])
+
+
+def _call_template(messages: Messages, tokenizer: PreTrainedTokenizerBase, **arguments: Any) -> Any:
+    """`apply_chat_template`. Most templates want the arguments of a tool call as an object; to those that fail on one they are
+    given as the JSON text that it is."""
     try:
-        encoded = tokenizer.apply_chat_template(
-            messages,
-            tools=list(tools) if tools else None,
-            tokenize=True,
-            return_dict=True,
-            add_generation_prompt=add_generation_prompt,
-            **chat_template_kwargs,
-        )
+        return tokenizer.apply_chat_template(messages, **arguments)
+    except TypeError:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
     except TemplateError as error:
         raise DataError(f"The chat template refuses this conversation: {error}.") from error
-    return list(encoded["input_ids"])  # type: ignore[call-overload,index,arg-type]  # its declared type is of other flags
+    return _call_template(with_argument_texts(messages), tokenizer, **arguments)
+
+
+def with_argument_texts(messages: Messages) -> Messages:
+    """The messages with the arguments of tool calls as JSON texts.
+
+    Raises:
+        TypeError: they are texts already: a template that fails on them fails for another reason.
+    """
+    changed = False
+
+    def texts(call: Any) -> Any:
+        nonlocal changed
+        if not isinstance(call, Mapping):
+            return call
+        if isinstance(call.get("function"), Mapping):
+            return {**call, "function": texts(call["function"])}
+        if not isinstance(call.get("arguments"), Mapping):
+            return call
+        changed = True
+        return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+
+    made = [
+        {**message, "tool_calls": [texts(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+    if not changed:
+        raise TypeError("the template fails on a tool call whose arguments are no object")
+    return made
 
 
 def _normalize_message(message: Any, number: int) -> dict[str, Any]:
@@ -156,7 +204,32 @@ def _normalize_message(message: Any, number: int) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise DataError(f"Message {number} ({message['role']}) has {_describe(content)} as 'content', not a text.")
-    return {**message, "content": content}
+    normalized = {**message, "content": content}
+    if message.get("tool_calls"):
+        normalized["tool_calls"] = _with_argument_objects(message["tool_calls"], number)
+    return normalized
+
+
+def _with_argument_objects(calls: Any, number: int) -> list[Any]:
+    """Tool calls with their arguments as objects: templates write them as JSON, and would quote a text of JSON once more."""
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise DataError(f"Message {number} has {_describe(calls)} as 'tool_calls', not a list of calls.")
+    return [_with_argument_object(call) for call in calls]
+
+
+def _with_argument_object(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_argument_object(call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return call  # No JSON: the template shows what is there.
+    return {**call, "arguments": value} if isinstance(value, dict) else call
 
 
 def _join_text_parts(parts: list[Any], number: int) -> str:

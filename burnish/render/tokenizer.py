@@ -7,6 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from burnish.utils import storage
 from burnish.utils.errors import ModelError
+from burnish.utils.foreign_code import Caught
 from burnish.utils.model_folder import config_folder
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,25 @@ def load_tokenizer(
         raise ModelError(f"The tokenizer of {path} cannot be loaded: {str(error).rstrip()}{nowhere}") from error
     if chat_template is not None:
         tokenizer.chat_template = read_chat_template(chat_template)
+        _check_syntax(tokenizer, chat_template)
     set_pad_token(tokenizer)
     return tokenizer
+
+
+def _check_syntax(tokenizer: PreTrainedTokenizerBase, named: str) -> None:
+    """That the template which the user gave can be read; what it makes of a conversation is looked at elsewhere."""
+    from jinja2 import TemplateSyntaxError
+
+    # It may refuse this conversation for a reason of its own.
+    with Caught() as caught:
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    error = caught.error
+    if isinstance(error, TemplateSyntaxError):
+        what = f"{named[:60]!r}" if "{" in named else f"the file {named}"
+        raise ModelError(
+            f"The chat template of your own ({what}; actor_rollout_ref.model.custom_chat_template, or --chat-template) is no "
+            f"valid Jinja: {error.message} in line {error.lineno}."
+        ) from error
 
 
 def read_chat_template(chat_template: str) -> str:

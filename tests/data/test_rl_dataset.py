@@ -158,7 +158,7 @@ def test_overlong_prompts_are_cut_and_counted(policy, kept, caplog):
 
 
 def test_no_row_and_no_row_left_are_errors_with_counts(tmp_path):
-    with pytest.raises(DataError, match="0 rows were read"):
+    with pytest.raises(DataError, match="it holds no rows"):
         RLHFDataset(write_jsonl(tmp_path / "a.jsonl", []), TOKENIZER, DataConfig())
     with pytest.raises(DataError, match="3 rows were read and 3 left out"):
         dataset_of(ROWS, RAW, max_prompt_length=2, truncation="drop")

@@ -109,3 +109,18 @@ def test_a_text_that_was_templated_before_is_recognised():
     assert not looks_templated("what does <s> mean? <im_start>", tokenizer)
     assert not looks_templated(render_text("hi", tokenizer), byte_tokenizer(None))
     assert CHATML.startswith("{%")
+
+
+def test_arguments_of_tool_calls_are_objects_to_the_template_unless_it_wants_text():
+    def call(arguments):
+        return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+    as_object = byte_tokenizer("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    as_text = byte_tokenizer("{{ 'args ' + messages[0].tool_calls[0].function.arguments }}")
+    for arguments in ({"a": "é"}, '{"a": "é"}'):
+        assert render_text([call(arguments)], as_object) == '{"a": "é"}'
+        assert render_text([call(arguments)], as_text) == 'args {"a": "é"}'
+        assert decode(as_text, render([call(arguments)], as_text)) == 'args {"a": "é"}'
+    assert render_text([call("no json")], as_object) == '"no json"'
+    with pytest.raises(DataError, match="not a list of calls"):
+        normalize_messages([{"role": "assistant", "content": "", "tool_calls": "f"}])

@@ -27,6 +27,8 @@ def test_the_template_can_be_replaced_by_text_or_by_a_file(saved, tmp_path):
     assert load_tokenizer(str(saved), chat_template=str(file)).chat_template == "{{ 1 }}"
     with pytest.raises(ModelError, match="neither Jinja text nor a file"):
         load_tokenizer(str(saved), chat_template="missing.jinja")
+    with pytest.raises(ModelError, match=r"custom_chat_template.*is no valid Jinja: unexpected '\}' in line 2"):
+        load_tokenizer(str(saved), chat_template="\n{{ messages }")
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):
