@@ -3,14 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["DataProto", "__version__", "load_config", "train"]
+__all__ = ["DataProto", "__version__", "load_config", "sft", "train"]
 
 if TYPE_CHECKING:
     from burnish.config import load_config
     from burnish.protocol import DataProto
-    from burnish.trainer.api import train
+    from burnish.trainer.api import sft, train
 
-_HOMES = {"train": "burnish.trainer.api", "load_config": "burnish.config", "DataProto": "burnish.protocol"}
+_HOMES = {
+    "train": "burnish.trainer.api",
+    "sft": "burnish.trainer.api",
+    "load_config": "burnish.config",
+    "DataProto": "burnish.protocol",
+}
 
 
 def __getattr__(name: str) -> Any:

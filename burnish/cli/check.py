@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.text import Text
 
 from burnish.cli.doctor import package_findings
-from burnish.config import to_shown_yaml
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig, to_shown_yaml
 from burnish.config.cli import parse_train_args
 from burnish.config.plan import BatchPlan
 from burnish.trainer.preflight.findings import Findings
@@ -22,6 +22,7 @@ _OPTIONS_HELP = """\
 options of this command:
   --json                one line for machines
   --device NAME         plan memory and time for this GPU, as "H100 80GB"
+  --sft                 the arguments are those of burnish sft
 
 """
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -31,12 +32,15 @@ def run_check(argv: Sequence[str]) -> int:
     """Checks and reports.
 
     Args:
-        argv: the words after ``burnish check``: those of ``burnish train``, ``--json`` and ``--device NAME``.
+        argv: the words after ``burnish check``: those of ``burnish train``, or with ``--sft`` of ``burnish sft``; ``--json`` and
+            ``--device NAME``.
 
     Returns:
         0 where the run can start, 1 where something must be mended.
     """
     words, as_json, device_name = _own_options(argv)
+    is_sft = "--sft" in words
+    words = [word for word in words if word != "--sft"]
     findings = Findings()
     plan: BatchPlan | None = None
     try:
@@ -45,9 +49,14 @@ def run_check(argv: Sequence[str]) -> int:
     except ConfigError as error:
         findings.error("config", str(error))
     else:
-        _, config, plan = preflight(
-            args.overrides, args.config_name, args.config_path, device=device, findings=findings
-        )
+        arguments = (args.overrides, args.config_name, args.config_path)
+        config: PPOTrainerConfig | SFTTrainerConfig | None
+        if is_sft:
+            from burnish.trainer.sft.preflight import preflight_sft
+
+            _, config = preflight_sft(*arguments, device=device, findings=findings)
+        else:
+            _, config, plan = preflight(*arguments, device=device, findings=findings)
         if args.cfg and config is not None and not as_json:
             console.print(to_shown_yaml(config), soft_wrap=True)
     for name, problem in package_findings():

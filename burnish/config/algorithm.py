@@ -29,7 +29,7 @@ class FilterGroupsConfig(Section):
     enable: bool = key(False)
     """Generate until `data.train_batch_size` prompts have responses that differ."""
     metric: str | None = key(None)
-    """What must vary within a group: acc, score, seq_reward or any number that the reward function returns."""
+    """What must vary within a group: acc, score (or seq_reward) or any number that the reward function returns."""
     max_num_gen_batches: int = key(10, ge=0)
     """Generation batches of one step, at most; then training goes on with the groups there are. 0: no such bound, but
     a whole pass over the data without one group that varies ends the run."""
@@ -54,8 +54,9 @@ class RolloutCorrectionConfig(Section):
     """A named combination of the keys below; what is set beside it counts more."""
     rollout_is: str | None = key(None, choices=("token", "sequence"))
     """Importance weights per token or per sequence."""
-    rollout_is_threshold: float = key(2.0, gt=0)
-    """Importance weights are truncated here."""
+    rollout_is_threshold: float | str = key(2.0, gt=0)
+    """Importance weights are truncated here; "lower_upper", as 0.5_5.0, makes those outside of these bounds 0 instead. In a
+    YAML file it stands in quotes."""
     rollout_rs: str | None = key(None)
     """Rejection sampling: a comma list of {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}; all of them must accept."""
     rollout_rs_threshold: str | None = key(None)

@@ -7,7 +7,7 @@ that names the keys as typed, the rule and the nearest legal value.
 from burnish.config import names
 from burnish.config.applied import clip_loss
 from burnish.config.build import shown
-from burnish.config.rejection import parse_rejection
+from burnish.config.rejection import parse_rejection, weight_bounds
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import show
 from burnish.utils.errors import ConfigError
@@ -131,9 +131,10 @@ def check_bypass_mode(config: PPOTrainerConfig) -> None:
 
 
 def check_rejection(config: PPOTrainerConfig) -> None:
-    """The rules of rejection can be read, and there are bounds for each."""
+    """The rules of rejection can be read, and there are bounds for each; so can the bounds of importance weights."""
     correction = config.algorithm.rollout_correction
     parse_rejection(correction.rollout_rs, correction.rollout_rs_threshold)
+    weight_bounds(correction.rollout_is_threshold)
 
 
 def check_policy_loss(config: PPOTrainerConfig) -> None:

@@ -3,10 +3,10 @@
 import os.path
 from typing import Any
 
-from burnish.config import rules
-from burnish.config.schema import Leaf, get_field, key_fields, leaves, walk
+from burnish.config.schema import Leaf, get_field, key_fields, leaves, root_of, walk
 from burnish.config.section import Section
 from burnish.config.settings import Settings
+from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import coerce, is_text, show
 from burnish.utils.errors import ConfigError
@@ -14,7 +14,7 @@ from burnish.utils.secrets import redact, redact_text
 
 _CORRECTION = "algorithm.rollout_correction"
 # The key that says how many workers share the tokens of a sample, by the section whose samples are meant.
-_SEQUENCE_PARALLEL = {
+_SEQUENCE_PARALLEL = {"data": "engine.ulysses_sequence_parallel_size"} | {
     section: f"{engine}.fsdp_config.ulysses_sequence_parallel_size"
     for section, engine in (
         ("actor_rollout_ref.actor", "actor_rollout_ref.actor"),
@@ -25,15 +25,15 @@ _SEQUENCE_PARALLEL = {
 }
 
 
-def build(values: dict[str, Any], settings: Settings) -> PPOTrainerConfig:
+def build(values: dict[str, Any], settings: Settings) -> Any:
     """The configuration with one value for each key of the tree, checked key by key.
 
     Raises:
         ConfigError: a value of the wrong type, outside its bounds or none of the choices.
     """
-    final = {path: _final_value(leaf, values[path], settings) for path, leaf in leaves().items()}
+    final = {path: _final_value(leaf, values[path], settings) for path, leaf in settings.tree.leaves.items()}
     _per_worker_micro_batches(final, settings)
-    config = PPOTrainerConfig(set_keys=_set_keys(final, settings))
+    config: Any = settings.tree.root(set_keys=_set_keys(final, settings))  # type: ignore[call-arg]
     for prefix, section in walk(config):
         for field in key_fields(section):
             path = f"{prefix}.{field.name}" if prefix else field.name
@@ -46,11 +46,11 @@ def _final_value(leaf: Leaf, value: Any, settings: Settings) -> Any:
     # A value that is followed is judged under the name of the key that was really set.
     source = leaf
     while source.path not in settings.by_key and source.follows is not None:
-        source = leaves()[source.follows]
+        source = settings.tree.leaves[source.follows]
     setting = settings.by_key.get(source.path)
     text = setting.text if setting is not None and "${" not in setting.text else None
     for judged_as in dict.fromkeys((source.path, leaf.path)):
-        value = coerce(value, leaves()[judged_as], settings.shown(source.path, value), text)
+        value = coerce(value, settings.tree.leaves[judged_as], settings.shown(source.path, value), text)
     if is_text(leaf):
         value = [_expand(item) for item in value] if isinstance(value, list) else _expand(value)
     return value
@@ -63,8 +63,8 @@ def _expand(value: Any) -> Any:
 def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None:
     """Micro-batch sizes that older scripts count over all workers, divided by the workers."""
     for key, setting in settings.global_micro_batches.items():
-        new = rules.GLOBAL_MICRO_BATCHES[key]
-        total = coerce(setting.value, leaves()[new], setting.shown)
+        new = settings.tree.rules.global_micro_batches[key]
+        total = coerce(setting.value, settings.tree.leaves[new], setting.shown)
         if total is None:
             continue
         if new in settings.by_key and settings.by_key[new].value is not None:
@@ -85,7 +85,7 @@ def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None
                 f"Set {new}={max(1, total // number)}, which counts for each worker."
             )
         final[new] = total // number
-        for leaf in leaves().values():
+        for leaf in settings.tree.leaves.values():
             if leaf.follows == new and leaf.path not in settings.by_key:
                 final[leaf.path] = final[new]
 
@@ -94,16 +94,15 @@ def _set_keys(final: dict[str, Any], settings: Settings) -> dict[str, str]:
     """Keys that were set, with what was typed; what a file sets to the default is not counted."""
     keys = {}
     for key, setting in settings.by_key.items():
-        leaf = leaves().get(key)
+        leaf = settings.tree.leaves.get(key)
         while leaf is None:
             key = key.rpartition(".")[0]
-            leaf = leaves().get(key)
+            leaf = settings.tree.leaves.get(key)
         repeats_default = setting.source and final[leaf.path] == leaf.default
         if not repeats_default:
             keys[leaf.path] = setting.shown
-    keys.update(
-        {rules.GLOBAL_MICRO_BATCHES[key]: setting.shown for key, setting in settings.global_micro_batches.items()}
-    )
+    for_each_worker = settings.tree.rules.global_micro_batches
+    keys.update({for_each_worker[key]: setting.shown for key, setting in settings.global_micro_batches.items()})
     return keys
 
 
@@ -136,7 +135,7 @@ def _escaped(value: Any) -> Any:
     return value.replace("${", r"\${") if isinstance(value, str) else value
 
 
-def value_of(config: PPOTrainerConfig, key: str) -> Any:
+def value_of(config: Section, key: str) -> Any:
     """The value of the key with that dotted name."""
     value: Any = config
     for name in key.split("."):
@@ -144,17 +143,18 @@ def value_of(config: PPOTrainerConfig, key: str) -> Any:
     return value
 
 
-def shown(config: PPOTrainerConfig, key: str) -> str:
+def shown(config: PPOTrainerConfig | SFTTrainerConfig, key: str) -> str:
     """The key and its value as the user typed them, or what it follows or has by default."""
     if key in config.set_keys:
         return config.set_keys[key]
+    tree = leaves(root_of(config))
     default = redact_text(f"{key}={show(value_of(config, key))}")
-    source = leaves()[key].follows
+    source = tree[key].follows
     while source is not None:
         if source in config.set_keys:
             return f"{default} (from {config.set_keys[source]})"
-        source = leaves()[source].follows
-    of_preset = key.startswith(f"{_CORRECTION}.") and value_of(config, key) != leaves()[key].default
+        source = tree[source].follows
+    of_preset = key.startswith(f"{_CORRECTION}.") and value_of(config, key) != tree[key].default
     if of_preset and f"{_CORRECTION}.preset" in config.set_keys:
         return f"{default} (from {config.set_keys[f'{_CORRECTION}.preset']})"
     return f"{default} (the default)"

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from burnish.config.build import shown
+from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.utils.errors import ConfigError
 
 
-def check_checkpoints(config: PPOTrainerConfig) -> None:
+def check_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> None:
     """Keys that say one thing together."""
     _check_resume(config)
     _check_best(config)
@@ -35,7 +36,7 @@ def check_checkpoints(config: PPOTrainerConfig) -> None:
         )
 
 
-def _check_resume(config: PPOTrainerConfig) -> None:
+def _check_resume(config: PPOTrainerConfig | SFTTrainerConfig) -> None:
     mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
     if mode == "resume_path" and path is None:
         raise ConfigError(
@@ -49,12 +50,18 @@ def _check_resume(config: PPOTrainerConfig) -> None:
         )
 
 
-def _check_best(config: PPOTrainerConfig) -> None:
+def _check_best(config: PPOTrainerConfig | SFTTrainerConfig) -> None:
     trainer = config.trainer
     if trainer.keep_best is None:
         return
     asked = shown(config, "trainer.keep_best")
-    if not trainer.keep_best.startswith("val-"):
+    if isinstance(config, SFTTrainerConfig):
+        if not trainer.keep_best.startswith("val/"):
+            raise ConfigError(
+                f"{asked}: the best checkpoint is chosen by a metric of the validation, whose names begin with val/ "
+                f"(docs/sft.md), as val/loss."
+            )
+    elif not trainer.keep_best.startswith("val-"):
         raise ConfigError(
             f"{asked}: the best checkpoint is chosen by a metric of the validation, whose names begin with val-core/ or "
             f"val-aux/ (docs/metrics.md), as val-core/gsm8k/acc/mean@1."

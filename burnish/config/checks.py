@@ -16,10 +16,12 @@ from burnish.config.reward_manager_checks import check_reward_manager
 from burnish.config.reward_model_checks import check_reward_model
 from burnish.config.rollout_checks import check_rollout_engine
 from burnish.config.settle import settle
+from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.values import near
 from burnish.utils.errors import ConfigError
 
+AnyConfig = PPOTrainerConfig | SFTTrainerConfig
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REF = "actor_rollout_ref.ref"
@@ -55,21 +57,24 @@ def check(config: PPOTrainerConfig, *, train_rows_given: bool = False) -> None:
 def check_optimizers(config: PPOTrainerConfig) -> None:
     """The optimizer exists, is installed and gets two rates; its other arguments have no key of their own."""
     for model in (_ACTOR, "critic") if config.critic.enable else (_ACTOR,):
-        optim = f"{model}.optim"
-        if len(value_of(config, f"{optim}.betas")) != 2:
+        check_optimizer(config, f"{model}.optim")
+
+
+def check_optimizer(config: AnyConfig, optim: str) -> None:
+    """The optimizer of the section ``optim``."""
+    if len(value_of(config, f"{optim}.betas")) != 2:
+        raise ConfigError(
+            f"{shown(config, f'{optim}.betas')}: there must be two numbers. The usual value is {optim}.betas=[0.9,0.999]."
+        )
+    _check_optimizer_name(config, optim)
+    for name in ("lr", "betas", "weight_decay"):
+        if name in (value_of(config, f"{optim}.override_optimizer_config") or {}):
             raise ConfigError(
-                f"{shown(config, f'{optim}.betas')}: there must be two numbers. The usual value is "
-                f"{optim}.betas=[0.9,0.999]."
+                f"{shown(config, f'{optim}.override_optimizer_config')}: {name} is the key {optim}.{name}."
             )
-        _check_optimizer_name(config, optim)
-        for name in ("lr", "betas", "weight_decay"):
-            if name in (value_of(config, f"{optim}.override_optimizer_config") or {}):
-                raise ConfigError(
-                    f"{shown(config, f'{optim}.override_optimizer_config')}: {name} is the key {optim}.{name}."
-                )
 
 
-def _check_optimizer_name(config: PPOTrainerConfig, optim: str) -> None:
+def _check_optimizer_name(config: AnyConfig, optim: str) -> None:
     name, library = value_of(config, f"{optim}.optimizer"), value_of(config, f"{optim}.optimizer_impl")
     if ":" in name:
         return
@@ -253,14 +258,18 @@ def check_sequence_parallel(config: PPOTrainerConfig) -> None:
     if config.trainer.n_gpus_per_node == "auto":
         return
     for model in (_ACTOR, _REF, "critic") if config.critic.enable else (_ACTOR, _REF):
-        key = _sequence_parallel_key(model)
-        workers, size = _num_workers(config, model), int(value_of(config, key))
-        if workers % size:
-            nearest = min(_divisors(workers), key=lambda divisor: (abs(divisor - size), -divisor))
-            raise ConfigError(
-                f"{shown(config, key)}: so many workers share the tokens of a sample, but {_counted(workers)} not divide "
-                f"into such groups. The nearest value is {key}={nearest}."
-            )
+        check_sharing_size(config, _sequence_parallel_key(model), _num_workers(config, model))
+
+
+def check_sharing_size(config: AnyConfig, key: str, workers: int) -> None:
+    """``workers`` divide into groups of the size ``key``."""
+    size = int(value_of(config, key))
+    if workers % size:
+        nearest = min(_divisors(workers), key=lambda divisor: (abs(divisor - size), -divisor))
+        raise ConfigError(
+            f"{shown(config, key)}: so many workers share the tokens of a sample, but {_counted(workers)} not divide "
+            f"into such groups. The nearest value is {key}={nearest}."
+        )
 
 
 def _counted(workers: int) -> str:
@@ -272,27 +281,32 @@ def check_layout(config: PPOTrainerConfig) -> None:
     if config.trainer.n_gpus_per_node == "auto":
         return
     for model, section in ((_ACTOR, _ACTOR), (_REF, _REF), ("critic", "critic.model")):
-        key = f"{section}.fsdp_config.fsdp_size"
-        workers = _num_workers(config, model)
-        size = value_of(config, key)
-        if size == 0 or (size > 0 and workers % size != 0):
-            sizes = [number for number in range(1, workers + 1) if workers % number == 0]
-            nearest = min(sizes, key=lambda number: abs(number - size))
-            raise ConfigError(
-                f"{shown(config, key)}: {workers} workers cannot be divided into groups of {size} that hold one copy of the "
-                f"model each. Possible: -1 (all of them) or {', '.join(map(str, sizes))}. The nearest value is "
-                f"{key}={nearest}."
-            )
+        check_fsdp_size(config, f"{section}.fsdp_config.fsdp_size", _num_workers(config, model))
+
+
+def check_fsdp_size(config: AnyConfig, key: str, workers: int) -> None:
+    """``workers`` divide into groups of the size ``key``, or are one group."""
+    size = value_of(config, key)
+    if size == 0 or (size > 0 and workers % size != 0):
+        sizes = [number for number in range(1, workers + 1) if workers % number == 0]
+        nearest = min(sizes, key=lambda number: abs(number - size))
+        raise ConfigError(
+            f"{shown(config, key)}: {workers} workers cannot be divided into groups of {size} that hold one copy of the "
+            f"model each. Possible: -1 (all of them) or {', '.join(map(str, sizes))}. The nearest value is "
+            f"{key}={nearest}."
+        )
 
 
 def check_custom_code(config: PPOTrainerConfig) -> None:
     """A file with code of the user's own and the name to take from it come together."""
-    for file_key, name_key in (
-        ("data.custom_cls.path", "data.custom_cls.name"),
-        ("data.sampler.class_path", "data.sampler.class_name"),
-    ):
-        file, name = value_of(config, file_key), value_of(config, name_key)
-        if file is not None and name is None:
-            raise ConfigError(f"{shown(config, file_key)} needs {name_key}: what to take from that file.")
-        if file is None and name is not None:
-            raise ConfigError(f"{shown(config, name_key)} needs {file_key}: the file that defines it.")
+    check_named_together(config, "data.custom_cls.path", "data.custom_cls.name")
+    check_named_together(config, "data.sampler.class_path", "data.sampler.class_name")
+
+
+def check_named_together(config: AnyConfig, file_key: str, name_key: str) -> None:
+    """Neither key is set without the other."""
+    file, name = value_of(config, file_key), value_of(config, name_key)
+    if file is not None and name is None:
+        raise ConfigError(f"{shown(config, file_key)} needs {name_key}: what to take from that file.")
+    if file is None and name is not None:
+        raise ConfigError(f"{shown(config, name_key)} needs {file_key}: the file that defines it.")

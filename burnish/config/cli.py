@@ -15,7 +15,16 @@ examples:
 
 docs/config.md lists all keys.
 """
+_SFT_EPILOG = """\
+examples:
+  model.path=./model data.train_files=conversations.jsonl
+  recipe=lora model.path=org/model data.train_files=train.parquet data.val_files=test.parquet trainer.test_freq=20
+  --config-path ./conf --config-name mine           a YAML file of your own
+
+docs/sft.md explains them; docs/config.md lists all keys.
+"""
 _DESCRIPTIONS = {
+    "sft": "Teaches a language model the answers of conversations (supervised fine-tuning).",
     "train": "Trains a language model with reinforcement learning.",
     "check": "Checks a run before it costs anything: says what burnish train would meet with the same arguments.",
 }
@@ -44,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_train_args(argv: Sequence[str], *, command: str = "train", own_options: str = "") -> TrainArgs:
-    """Parses the words after ``burnish train``, ``burnish check`` or ``python -m burnish.trainer.main_ppo``.
+    """Parses the words after ``burnish train``, ``burnish sft``, ``burnish check`` or ``python -m burnish.trainer.main_ppo``.
 
     Args:
         command: as ``--help`` calls it.
@@ -72,7 +81,7 @@ def _parser(command: str, own_options: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"burnish {command}",
         description=_DESCRIPTIONS[command],
-        epilog=own_options + _EPILOG,
+        epilog=own_options + (_SFT_EPILOG if command == "sft" else _EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -82,6 +82,8 @@ class FSDPCriticConfig(Section):
     """How far a value may move from the old one before its loss is clipped."""
     loss_agg_mode: str = key(None, follows="actor_rollout_ref.actor.loss_agg_mode", choices=names.LOSS_AGG_MODES)
     """How token losses become one number."""
+    loss_scale_factor: float | None = key(None, follows="actor_rollout_ref.actor.loss_scale_factor", gt=0)
+    """seq-mean-token-sum-norm: the divisor; null: `data.max_response_length`."""
     optim: FSDPOptimizerConfig = section(FSDPOptimizerConfig, lr=1e-5)
     """Optimizer."""
     model: CriticModelConfig = section(CriticModelConfig)

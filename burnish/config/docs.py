@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from burnish.config import rules
-from burnish.config.schema import Leaf, leaves, sections, walk
+from burnish.config.schema import Leaf, walk
 from burnish.config.section import Section
-from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.trees import RL, SFT, Tree
 from burnish.config.values import show
 
 _HEAD = """\
@@ -38,21 +38,34 @@ one worker, `*_max_token_len_per_gpu` tokens of one worker.
 """
 
 
+_SFT_HEAD = """
+# Supervised fine-tuning: `burnish sft`
+
+A tree of its own ([sft.md](sft.md)), set in the same ways. `train_batch_size` counts conversations over all workers,
+`micro_batch_size_per_gpu` those of one worker.
+"""
+
+
 def generate() -> str:
     """The whole page."""
-    parts = [_HEAD, *_recipes()]
-    for name, section in walk(PPOTrainerConfig()):
-        own = [leaf for path, leaf in leaves().items() if name and path.rpartition(".")[0] == name]
-        if own:
-            parts.append(f"## {name}\n\n{_first_line(sections()[name])}\n")
-            parts.append("| key | default | meaning |\n|---|---|---|\n" + "".join(_row(leaf, section) for leaf in own))
-    parts += [*_renamed(), *_no_effect(), *_refused()]
+    parts = [_HEAD, *_of_tree(RL, ""), _SFT_HEAD, *_of_tree(SFT, " of `burnish sft`")]
     return "\n".join(parts)
 
 
-def _recipes() -> Iterator[str]:
-    yield "## Recipes\n\n`recipe=NAME` or `--config-name NAME`; a recipe holds what differs from the defaults.\n"
-    files = sorted((Path(__file__).parent / "recipes").glob("*.yaml"))
+def _of_tree(tree: Tree, whose: str) -> Iterator[str]:
+    """Everything about one tree of keys; ``whose`` is what its headings end with."""
+    yield from _recipes(tree, whose)
+    for name, section in walk(tree.root()):
+        own = [leaf for path, leaf in tree.leaves.items() if path.rpartition(".")[0] == name]
+        if own:
+            yield f"## {name or 'The root'}{whose}\n\n{_first_line(type(section))}\n"
+            yield "| key | default | meaning |\n|---|---|---|\n" + "".join(_row(leaf, section, tree) for leaf in own)
+    yield from (*_renamed(tree, whose), *_no_effect(tree, whose), *_refused(tree, whose))
+
+
+def _recipes(tree: Tree, whose: str) -> Iterator[str]:
+    yield f"## Recipes{whose}\n\n`recipe=NAME` or `--config-name NAME`; a recipe holds what differs from the defaults.\n"
+    files = sorted(tree.recipes.glob("*.yaml"))
     yield "| recipe | what it is |\n|---|---|\n" + "".join(f"| `{file.stem}` | {_comment(file)} |\n" for file in files)
 
 
@@ -67,11 +80,11 @@ def _first_line(cls: type[Section]) -> str:
     return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
 
 
-def _row(leaf: Leaf, section: Section) -> str:
+def _row(leaf: Leaf, section: Section, tree: Tree) -> str:
     name = leaf.path.rpartition(".")[2]
     meaning = field_docs(type(section))[name]
-    reason = rules.lookup(leaf.path, rules.NO_EFFECT)
-    refusal = rules.lookup(leaf.path, rules.REFUSED)
+    reason = rules.lookup(leaf.path, tree.rules.no_effect)
+    refusal = rules.lookup(leaf.path, tree.rules.refused)
     if leaf.choices:
         meaning += f" One of: {', '.join(f'`{choice}`' for choice in leaf.choices)}."
     if leaf.planned:
@@ -113,33 +126,33 @@ def _own_field_docs(cls: type[Section]) -> dict[str, str]:
     return docs
 
 
-def _renamed() -> Iterator[str]:
-    yield "## Other names\n\nApplied, with a notice.\n"
-    rows = "".join(f"| `{old}` | `{new}` |\n" for old, new in rules.RENAMED.items())
+def _renamed(tree: Tree, whose: str) -> Iterator[str]:
+    yield f"## Other names{whose}\n\nApplied, with a notice.\n"
+    rows = "".join(f"| `{old}` | `{new}` |\n" for old, new in tree.rules.renamed.items())
     per_worker = "".join(
         f"| `{old}` (over all workers) | `{new}` (for each worker) |\n"
-        for old, new in rules.GLOBAL_MICRO_BATCHES.items()
+        for old, new in tree.rules.global_micro_batches.items()
     )
     yield f"| typed | is |\n|---|---|\n{rows}{per_worker}"
 
 
-def _no_effect() -> Iterator[str]:
-    yield "## Accepted without effect\n\nA notice says so, with the reason. `.*` stands for everything below.\n"
+def _no_effect(tree: Tree, whose: str) -> Iterator[str]:
+    yield f"## Accepted without effect{whose}\n\nA notice says so, with the reason. `.*` stands for everything below.\n"
     by_reason: dict[str, list[str]] = {}
-    for key, reason in rules.NO_EFFECT.items():
-        if key not in leaves():
+    for key, reason in tree.rules.no_effect.items():
+        if key not in tree.leaves:
             by_reason.setdefault(reason, []).append(f"`{key}`")
     for reason, keys in by_reason.items():
         yield f"- {reason[:1].upper()}{reason[1:]}: {', '.join(keys)}"
 
 
-def _refused() -> Iterator[str]:
-    yield "\n## Refused\n\nAn error, unless the value asks for nothing.\n"
+def _refused(tree: Tree, whose: str) -> Iterator[str]:
+    yield f"\n## Refused{whose}\n\nAn error, unless the value asks for nothing.\n"
     by_reason: dict[str, list[str]] = {}
-    for key, refusal in rules.REFUSED.items():
-        if key not in leaves():
-            harmless = show(refusal.harmless[0])
-            by_reason.setdefault(refusal.reason, []).append(f"`{key}` (`{harmless}` is accepted)")
+    for key, refusal in tree.rules.refused.items():
+        if key not in tree.leaves:
+            harmless = f" (`{show(refusal.harmless[0])}` is accepted)" if refusal.harmless else ""
+            by_reason.setdefault(refusal.reason, []).append(f"`{key}`{harmless}")
     for reason, keys in by_reason.items():
         yield f"- {reason[:1].upper()}{reason[1:]}: {', '.join(keys)}"
     yield ""

@@ -171,8 +171,9 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield from _unused_of_sandbox(config)
     yield from unused_of_reward_services(config)
     yield from unused_of_reward_model(config)
-    if value_of(config, f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
-        yield f"{_ACTOR}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
+    for section in (_ACTOR, "critic"):
+        if value_of(config, f"{section}.loss_agg_mode") != "seq-mean-token-sum-norm":
+            yield f"{section}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
 
 
 def _unused_of_rollout(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:

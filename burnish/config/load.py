@@ -1,4 +1,4 @@
-"""`load_config`: Hydra's override grammar and YAML files -> validated dataclasses. The one home of Hydra here."""
+"""`load_config`: overrides and YAML files -> validated dataclasses. Hydra has its home here and in `burnish.config.overrides`."""
 
 import copy
 import inspect
@@ -9,33 +9,33 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from burnish.config import rules
 from burnish.config.advice import advice
 from burnish.config.build import build
 from burnish.config.checks import check
 from burnish.config.origin import origins, values_of
-from burnish.config.schema import leaves, sections
-from burnish.config.settings import Setting, Settings, is_known, notices, settings_of
+from burnish.config.overrides import parse, to_settings
+from burnish.config.settings import Setting, Settings, notices, settings_of
 from burnish.config.settle import apply_preset
+from burnish.config.sft import SFTTrainerConfig
+from burnish.config.sft_checks import check_sft, sft_notices
 from burnish.config.trainer import PPOTrainerConfig
-from burnish.config.values import is_text, near, show
+from burnish.config.trees import RL, SFT, Tree
+from burnish.config.values import near
 from burnish.utils.errors import ConfigError
 
 logger = logging.getLogger("burnish.config")
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = RL.recipes
 GROUPS = Path(__file__).parent / "groups"
-_BASE_NAME = "ppo_trainer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,9 +84,55 @@ def load_with_notices(
     train_rows_given: bool = False,
 ) -> LoadedConfig:
     """As `load_config`, with the notices returned instead of logged."""
+    settings = _settings(RL, overrides, config_name, config_path)
+    config = build(_resolve(settings), settings)
+    as_set = values_of(config)
+    apply_preset(config, settings)
+    check(config, train_rows_given=train_rows_given)
+    config.origins = origins(config, settings, as_set)
+    return LoadedConfig(config=config, notices=(*notices(settings), *advice(config, settings)))
+
+
+def load_sft_config(
+    overrides: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
+    config_name: str | None = None,
+    config_path: str | None = None,
+    *,
+    train_rows_given: bool = False,
+) -> SFTTrainerConfig:
+    """As `load_config`, of a run of supervised fine-tuning."""
+    config, told = load_sft_with_notices(overrides, config_name, config_path, train_rows_given=train_rows_given)
+    for notice in told:
+        logger.warning("%s", notice)
+    return config
+
+
+def load_sft_with_notices(
+    overrides: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
+    config_name: str | None = None,
+    config_path: str | None = None,
+    *,
+    train_rows_given: bool = False,
+) -> tuple[SFTTrainerConfig, tuple[str, ...]]:
+    """As `load_sft_config`, with the notices returned instead of logged."""
+    settings = _settings(SFT, overrides, config_name, config_path)
+    config = cast(SFTTrainerConfig, build(_resolve(settings), settings))
+    as_set = values_of(config)
+    check_sft(config, train_rows_given=train_rows_given)
+    config.origins = origins(config, settings, as_set)
+    return config, (*notices(settings), *sft_notices(config))
+
+
+def _settings(
+    tree: Tree,
+    overrides: Sequence[str | Mapping[str, Any]] | Mapping[str, Any],
+    config_name: str | None,
+    config_path: str | None,
+) -> Settings:
+    """What is set, from the recipe to the last word of the command line."""
     if config_name is not None and config_path is None and os.path.dirname(config_name):
         config_path, config_name = os.path.split(config_name)
-    folders = [folder for folder in (_folder(config_path), RECIPES, GROUPS) if folder is not None]
+    folders = [folder for folder in (_folder(config_path), tree.recipes, GROUPS) if folder is not None]
     recipe = None
     groups: list[str] = []
     command_line: list[Setting] = []
@@ -97,93 +143,24 @@ def load_with_notices(
             chosen = {name: value for name, value in values.items() if _is_group_file(name, value, folders)}
             groups += [f"{name}={value}" for name, value in chosen.items()]
             plain = {name: value for name, value in values.items() if name not in chosen}
-            command_line += [replace(setting, from_python=True) for setting in settings_of("", plain)]
+            command_line += [replace(setting, from_python=True) for setting in settings_of("", plain, tree=tree)]
             continue
-        override = parse(item)
+        override = parse(item, tree)
         if isinstance(override, Override) and override.key_or_group == "recipe":
             recipe = str(override.value())
         elif isinstance(override, Override) and _is_group(override, folders):
             groups.append(item.lstrip("+"))
         else:
-            command_line += to_settings(item, override)
-    settings = Settings()
+            command_line += to_settings(item, override, tree)
+    settings = Settings(tree)
     if recipe is not None:
-        settings.apply(_compose(recipe, [], folders, kind="recipe"))
+        settings.apply(_compose(recipe, [], folders, kind="recipe", tree=tree))
     if config_name is not None or groups:
-        settings.apply(_compose(config_name or _BASE_NAME, groups, folders, kind="--config-name"))
+        settings.apply(_compose(config_name or tree.base_name, groups, folders, kind="--config-name", tree=tree))
     elif config_path is not None:
         raise _no_name(config_path)
     settings.apply(command_line)
-    config = build(_resolve(settings), settings)
-    as_set = values_of(config)
-    apply_preset(config, settings)
-    check(config, train_rows_given=train_rows_given)
-    config.origins = origins(config, settings, as_set)
-    return LoadedConfig(config=config, notices=(*notices(settings), *advice(config, settings)))
-
-
-def parse(text: str) -> Override | str:
-    """The override, or its text where a path holds characters that the grammar has another use for.
-
-    Raises:
-        ConfigError: it is no ``key=value``.
-    """
-    name, equals, value = text.partition("=")
-    if not name.strip("+~ "):
-        raise ConfigError(f"{text!r} names no key; settings are written key=value. Is a variable of the shell empty?")
-    if text.startswith("-"):
-        raise ConfigError(f"{text}: keys are written without dashes, as {text.lstrip('-') if equals else 'key=value'}.")
-    if not equals and not text.startswith("~"):
-        leaf = leaves().get(rules.rename(name.lstrip("+")))
-        example = f"{name}={show(leaf.default)}" if leaf is not None else "key=value"
-        raise ConfigError(f"{text}: a key needs a value and an equals sign, as {example}.")
-    # A path may hold '=', '~' or ','; only a quoted value or a list is left to the grammar.
-    takes_text, takes_comma = _takes_text(name, value)
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        if takes_text and (takes_comma or "," not in value):
-            return text
-        reason, quoted = str(error).splitlines()[0].partition(" expecting")[0], value.strip("'\"")
-        raise ConfigError(
-            f"{text}: this cannot be read ({reason}). Quote the value for Hydra and for the shell: "
-            f"'{name}=\"{quoted}\"'."
-        ) from error
-    if override.is_sweep_override():
-        if takes_comma:
-            return text
-        leaf = leaves().get(rules.rename(name.lstrip("+")))
-        ways = []
-        if leaf is None or leaf.accepts(list):
-            ways.append(f" A list is written '{name}=[{value}]'.")
-        if leaf is None or is_text(leaf):
-            ways.append(f" Text with a comma is written '{name}=\"{value}\"'.")
-        raise ConfigError(f"{text}: this names several values, and one run has one.{''.join(ways)}")
-    return override
-
-
-def _takes_text(name: str, value: str) -> tuple[bool, bool]:
-    """Whether a key takes ``value`` as it stands, and whether also with a comma, which separates items of a list."""
-    key = rules.rename(name.lstrip("+"))
-    leaf = leaves().get(key)
-    if leaf is not None and leaf.accepts(list) and is_text(leaf) and value[:1] == "[" and value[-1:] == "]":
-        return True, True
-    if value[:1] in ("", "[", "{", "'", '"'):
-        return False, False
-    if leaf is None:
-        return is_known(key), False
-    return is_text(leaf), is_text(leaf) and leaf.accepts(str)
-
-
-def to_settings(text: str, override: Override | str) -> list[Setting]:
-    """What a parsed override sets."""
-    if isinstance(override, str):
-        name, _, value = override.partition("=")
-        return list(settings_of(name.lstrip("+"), value, value))
-    key = override.key_or_group
-    if override.is_delete():
-        return [Setting(typed=key, key=rules.rename(key), value=None, text=text, delete=True)]
-    return list(settings_of(key, override.value(), text.partition("=")[2]))
+    return settings
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -253,7 +230,7 @@ def _no_name(config_path: str) -> ConfigError:
     )
 
 
-def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str) -> list[Setting]:
+def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str, tree: Tree) -> list[Setting]:
     """The settings of a YAML file with its defaults list and the chosen group files."""
     name = name.removesuffix(".yaml")
     _existing_name(name, folders, kind)
@@ -277,7 +254,7 @@ def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str) -
             raise ConfigError(f"{kind}={name}: the file is not valid YAML: {reason}.") from error
     values = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(values, dict)
-    return list(settings_of("", values, source=" + ".join([f"{name}.yaml", *groups])))
+    return list(settings_of("", values, source=" + ".join([f"{name}.yaml", *groups]), tree=tree))
 
 
 def _quoted(text: str) -> str:
@@ -292,17 +269,18 @@ def _resolve(settings: Settings) -> dict[str, Any]:
         ConfigError: a reference to a key or environment variable that does not exist.
     """
     tree: dict[str, Any] = {}
-    for path, leaf in leaves().items():
+    leaves, sections = settings.tree.leaves, settings.tree.sections
+    for path, leaf in leaves.items():
         _insert(tree, path, copy.deepcopy(leaf.default))
     for key, setting in {**settings.inert, **settings.by_key}.items():
-        if key in settings.by_key or (key not in leaves() and key not in sections()):
+        if key in settings.by_key or (key not in leaves and key not in sections):
             _insert(tree, key, copy.deepcopy(setting.value))
-    for path, leaf in leaves().items():
+    for path, leaf in leaves.items():
         if leaf.follows is not None and _look_up(tree, path) is None:
             _insert(tree, path, f"${{{leaf.follows}}}")
     root = OmegaConf.create(tree)
     values = {}
-    for path in leaves():
+    for path in leaves:
         values[path] = _look_up(tree, path)
         if "${" not in str(values[path]):
             continue

@@ -75,6 +75,7 @@ IMPOSSIBLE_OPTIMIZERS = {
 
 ROLLOUT_CORRECTION_PRESETS = (
     "decoupled_token_is",
+    "decoupled_token_icepop",
     "decoupled_seq_is",
     "decoupled_seq_is_rs",
     "decoupled_geo_rs",
@@ -87,6 +88,7 @@ ROLLOUT_CORRECTION_PRESETS = (
     "bypass_ppo_clip_geo_rs",
     "bypass_ppo_clip_k3_rs",
     "bypass_pg_is",
+    "bypass_pg_token_icepop",
     "bypass_pg_geo_rs",
     "bypass_pg_geo_rs_token_tis",
     "bypass_pg_geo_rs_seq_tis",
@@ -104,7 +106,7 @@ KL_PENALTIES = (*_KL_BASES, *(f"{base}+" for base in _KL_BASES))
 ROLLOUTS = ("native", "vllm", "hf")
 PLANNED_ROLLOUTS = ("sglang", "trtllm")
 
-REWARD_MANAGERS = ("naive", "dapo", "prime", "batch", "rate_limited", "remote")
+REWARD_MANAGERS = ("naive", "dapo", "gdpo", "prime", "batch", "rate_limited", "remote")
 
 LOGGERS = ("console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 PLANNED_LOGGERS = ("vemlp_wandb", "clearml")

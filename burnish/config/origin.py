@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.config import rules
-from burnish.config.schema import Leaf, leaves
+from burnish.config.schema import Leaf, leaves, root_of
+from burnish.config.section import Section
 from burnish.config.settings import Setting, Settings, is_of_shipped_recipe
+from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.utils.secrets import redact
 
@@ -25,14 +26,14 @@ class Origin:
     giver: str
 
 
-def origins(config: PPOTrainerConfig, settings: Settings, before: dict[str, Any]) -> dict[str, Origin]:
+def origins(config: Section, settings: Settings, before: dict[str, Any]) -> dict[str, Origin]:
     """The origin of every key of a configuration that was just loaded.
 
     Args:
         before: value by key before `burnish.config.settle` and its like filled in what was left open.
     """
     found = {}
-    for key, leaf in leaves().items():
+    for key, leaf in leaves(root_of(config)).items():
         giver = _giver(leaf, before[key], settings)
         found[key] = Origin(before[key], giver)
         value = _value_of(config, key)
@@ -42,20 +43,20 @@ def origins(config: PPOTrainerConfig, settings: Settings, before: dict[str, Any]
     return found
 
 
-def values_of(config: PPOTrainerConfig) -> dict[str, Any]:
+def values_of(config: Section) -> dict[str, Any]:
     """Every key with its value, copied as far as lists and dictionaries can be changed in place."""
-    values = {key: _value_of(config, key) for key in leaves()}
+    values = {key: _value_of(config, key) for key in leaves(root_of(config))}
     return {key: value.copy() if isinstance(value, list | dict) else value for key, value in values.items()}
 
 
-def origin_table(config: PPOTrainerConfig) -> dict[str, dict[str, Any]]:
+def origin_table(config: PPOTrainerConfig | SFTTrainerConfig) -> dict[str, dict[str, Any]]:
     """``{key: {"value": ..., "origin": ...}}`` of a configuration as it is now, secrets hidden.
 
     Origins are "default", "recipe <name>", "config file", "command line", "python", "follows <key>", or "resolved": worked out
     from other keys or from the machine, or changed after loading.
     """
     table = {}
-    for key, leaf in leaves().items():
+    for key, leaf in leaves(root_of(config)).items():
         value, origin = _value_of(config, key), config.origins.get(key)
         if origin is not None:
             giver = origin.giver if value == origin.value else RESOLVED
@@ -66,7 +67,7 @@ def origin_table(config: PPOTrainerConfig) -> dict[str, dict[str, Any]]:
     return table
 
 
-def write_origins(config: PPOTrainerConfig, run_dir: Path) -> None:
+def write_origins(config: PPOTrainerConfig | SFTTrainerConfig, run_dir: Path) -> None:
     """Writes `origin_table` into the run's folder."""
     text = json.dumps(origin_table(config), ensure_ascii=False, indent=1, default=str)
     (run_dir / ORIGIN_FILE).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
@@ -83,7 +84,7 @@ def _giver(leaf: Leaf, value: Any, settings: Settings) -> str:
 
 def _setting_of(key: str, settings: Settings) -> Setting | None:
     """What set the key, an entry of its dictionary, or its size over all workers; of several, the last."""
-    for old, new in rules.GLOBAL_MICRO_BATCHES.items():
+    for old, new in settings.tree.rules.global_micro_batches.items():
         if new == key and old in settings.global_micro_batches and key not in settings.by_key:
             return settings.global_micro_batches[old]
     if key in settings.by_key:
@@ -102,7 +103,7 @@ def _place(setting: Setting) -> str:
     return "config file"
 
 
-def _value_of(config: PPOTrainerConfig, key: str) -> Any:
+def _value_of(config: Section, key: str) -> Any:
     value: Any = config
     for name in key.split("."):
         # Not counted as read by `burnish.config.usage`.

@@ -7,13 +7,16 @@ from pathlib import Path
 
 from burnish.config.build import shown, value_of
 from burnish.config.data_names import hub_name, is_pattern, matches, named_sets
+from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.utils import storage
 from burnish.utils.errors import ConfigError, StorageError
 from burnish.utils.model_folder import config_folder
 
+AnyConfig = PPOTrainerConfig | SFTTrainerConfig
 
-def check_paths(config: PPOTrainerConfig) -> None:
+
+def check_paths(config: AnyConfig) -> None:
     """The model is named, and every file and folder that is named exists.
 
     Not a part of `load_config`, since a configuration may be composed on another machine than it runs on. Hub names
@@ -22,20 +25,26 @@ def check_paths(config: PPOTrainerConfig) -> None:
     Raises:
         ConfigError: names the key, the path and where it was looked for.
     """
+    if isinstance(config, SFTTrainerConfig):
+        _check_model(config, "model.path")
+        _check_adapters(config, "model")
+        _check_files(config, ("data.custom_cls.path",))
+        return
     _check_model(config, "actor_rollout_ref.model.path")
     if config.critic.enable:
         _check_model(config, "critic.model.path")
     for model in ("actor_rollout_ref.model", "critic.model") if config.critic.enable else ("actor_rollout_ref.model",):
         _check_adapters(config, model)
     _check_engine(config)
+    own_code = ("data.custom_cls.path", "data.sampler.class_path")
+    _check_files(config, ("reward.custom_reward_function.path", *own_code, "data.tool_config_path"))
+
+
+def _check_files(config: AnyConfig, keys: tuple[str, ...]) -> None:
+    """Data, the files that ``keys`` name, and the checkpoint to go on from are there."""
     for key in ("data.train_files", "data.val_files"):
         _check_data_files(config, key)
-    for key in (
-        "reward.custom_reward_function.path",
-        "data.custom_cls.path",
-        "data.sampler.class_path",
-        "data.tool_config_path",
-    ):
+    for key in keys:
         file = value_of(config, key)
         if file is not None and not _exists(file):
             raise ConfigError(f"{shown(config, key)}: there is no such file{_where(file)}.")
@@ -44,7 +53,7 @@ def check_paths(config: PPOTrainerConfig) -> None:
         raise ConfigError(f"{shown(config, 'trainer.resume_from_path')}: there is no such folder{_where(checkpoint)}.")
 
 
-def _check_data_files(config: PPOTrainerConfig, key: str) -> None:
+def _check_data_files(config: AnyConfig, key: str) -> None:
     """Every file, pattern and folder is there; names of the hub are left to who opens them."""
     advice = " data.val_files=null trains without validation." if key == "data.val_files" else ""
     for file in (file for files in named_sets(value_of(config, key)).values() for file in files):
@@ -68,7 +77,7 @@ def _check_data_url(key: str, url: str, advice: str) -> None:
         raise ConfigError(f"{key}={storage.shown(url)}: there is no such file.{advice}")
 
 
-def _check_model_url(config: PPOTrainerConfig, key: str, url: str) -> None:
+def _check_model_url(config: AnyConfig, key: str, url: str) -> None:
     try:
         if not storage.exists(storage.join(url, "config.json")):
             raise ConfigError(
@@ -79,7 +88,7 @@ def _check_model_url(config: PPOTrainerConfig, key: str, url: str) -> None:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def _check_model(config: PPOTrainerConfig, key: str) -> None:
+def _check_model(config: AnyConfig, key: str) -> None:
     path = value_of(config, key)
     if path is None or not path.strip():
         raise ConfigError(f"{key} is not set. Name the Hugging Face model to train: a folder, or org/model on the hub.")
@@ -105,7 +114,7 @@ def _check_model(config: PPOTrainerConfig, key: str) -> None:
         )
 
 
-def _check_adapters(config: PPOTrainerConfig, model: str) -> None:
+def _check_adapters(config: AnyConfig, model: str) -> None:
     """What trains adapters is installed, and those to start from are there."""
     key = f"{model}.lora_adapter_path"
     path, rank = value_of(config, key), value_of(config, f"{model}.lora_rank")
@@ -142,7 +151,7 @@ def _check_engine(config: PPOTrainerConfig) -> None:
         )
 
 
-def _check_length(config: PPOTrainerConfig, key: str, config_json: str) -> None:
+def _check_length(config: AnyConfig, key: str, config_json: str) -> None:
     """The longest sample has no more tokens than the model has positions."""
     try:
         model = json.loads(config_json)
@@ -154,9 +163,19 @@ def _check_length(config: PPOTrainerConfig, key: str, config_json: str) -> None:
         )
     model = model.get("text_config") or model
     positions = model.get("max_position_embeddings") or model.get("n_positions")
+    if not isinstance(positions, int):
+        return
+    if isinstance(config, SFTTrainerConfig):
+        if config.data.max_length > positions:
+            raise ConfigError(
+                f"{shown(config, 'data.max_length')}: a conversation may have so many tokens, and the model at {key} has "
+                f"{positions} positions (max_position_embeddings in its config.json). The nearest value is "
+                f"data.max_length={positions}."
+            )
+        return
     rollout = config.actor_rollout_ref.rollout
     longest = rollout.prompt_length + rollout.response_length
-    if isinstance(positions, int) and longest > positions:
+    if longest > positions:
         raise ConfigError(
             f"{shown(config, 'data.max_prompt_length')} and {shown(config, 'data.max_response_length')}: a sample may have "
             f"{rollout.prompt_length} + {rollout.response_length} = {longest} tokens, and the model at {key} has "

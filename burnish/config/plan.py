@@ -6,6 +6,7 @@ from burnish.config import applied, names
 from burnish.config.actor_rollout_ref import FSDPActorConfig, FSDPEngineConfig
 from burnish.config.algorithm import AlgoConfig
 from burnish.config.critic import FSDPCriticConfig
+from burnish.config.rejection import weight_bounds
 from burnish.config.trainer import PPOTrainerConfig
 
 
@@ -197,7 +198,9 @@ def _corrections(config: PPOTrainerConfig) -> list[str]:
     parts = []
     if correction.rollout_is is not None:
         normalized = ", over their mean" if correction.rollout_is_batch_normalize else ""
-        parts.append(f"{correction.rollout_is} weights up to {correction.rollout_is_threshold:g}{normalized}")
+        lower, upper = weight_bounds(correction.rollout_is_threshold)
+        bounds = f"up to {upper:g}" if lower is None else f"from {lower:g} to {upper:g} and else 0"
+        parts.append(f"{correction.rollout_is} weights {bounds}{normalized}")
     if correction.rollout_rs is not None:
         parts.append(f"rejection by {correction.rollout_rs} ({correction.rollout_rs_threshold})")
     return parts

@@ -1,4 +1,5 @@
-"""`algorithm.rollout_correction` in words: the presets, and what `rollout_rs` and `rollout_rs_threshold` say together."""
+"""`algorithm.rollout_correction` in words: the presets, what `rollout_rs` and `rollout_rs_threshold` say together, and the bounds
+of importance weights."""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ _OLDER_NAMES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq
 
 _SECTION = "algorithm.rollout_correction"
 _RS, _THRESHOLD = f"{_SECTION}.rollout_rs", f"{_SECTION}.rollout_rs_threshold"
+_IS_THRESHOLD = f"{_SECTION}.rollout_is_threshold"
 
 _TOKEN_IS = {"rollout_is": "token", "rollout_is_threshold": 2.0}
 _SEQ_IS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0}
+_ICEPOP = {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"}
 _SEQ_RS = {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"}
 _GEO_RS = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
 _K3_RS = {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.01"}
@@ -31,6 +34,7 @@ _NEITHER: dict[str, Any] = {"rollout_is": None, "rollout_rs": None, "bypass_mode
 
 PRESETS: dict[str, dict[str, Any]] = {
     "decoupled_token_is": _NEITHER | _TOKEN_IS,
+    "decoupled_token_icepop": _NEITHER | _ICEPOP,
     "decoupled_seq_is": _NEITHER | _SEQ_IS,
     "decoupled_seq_is_rs": _NEITHER | _SEQ_IS | _SEQ_RS,
     "decoupled_geo_rs": _NEITHER | _GEO_RS,
@@ -43,6 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bypass_ppo_clip_geo_rs": _NEITHER | _PPO_CLIP | _GEO_RS,
     "bypass_ppo_clip_k3_rs": _NEITHER | _PPO_CLIP | _K3_RS,
     "bypass_pg_is": _NEITHER | _PG | _SEQ_IS,
+    "bypass_pg_token_icepop": _NEITHER | _PG | _ICEPOP,
     "bypass_pg_geo_rs": _NEITHER | _PG | _GEO_RS,
     "bypass_pg_geo_rs_token_tis": _NEITHER | _PG | _GEO_RS | _TOKEN_IS,
     "bypass_pg_geo_rs_seq_tis": _NEITHER | _PG | _GEO_RS | _SEQ_IS,
@@ -105,6 +110,33 @@ def parse_rejection(rollout_rs: str | None, rollout_rs_threshold: str | float | 
     return tuple(_rule(name, text) for name, text in zip(names, bounds, strict=True))
 
 
+def weight_bounds(rollout_is_threshold: str | float) -> tuple[float | None, float]:
+    """(lower, upper) of importance weights, by ``rollout_is_threshold``.
+
+    Args:
+        rollout_is_threshold: a number, at which weights are truncated: lower is None; or "lower_upper", and weights outside
+            of these bounds are 0.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    texts = str(rollout_is_threshold).split("_")
+    numbers = [_above_zero(text) for text in texts]
+    if isinstance(rollout_is_threshold, bool) or len(texts) > 2 or None in numbers:
+        raise ConfigError(
+            f"{_IS_THRESHOLD}={rollout_is_threshold}: give one number above 0, at which weights are truncated (2.0), or two "
+            f"bounds outside of which they are 0 (0.5_5.0)."
+        )
+    lower, upper = numbers if len(numbers) == 2 else (None, numbers[0])
+    assert upper is not None
+    if lower is not None and not lower <= 1.0 <= upper:
+        raise ConfigError(
+            f"{_IS_THRESHOLD}={rollout_is_threshold} makes the weight 1 to 0, which every token has where the two policies "
+            f"agree: lower is at most 1 and upper at least 1, as in 0.5_5.0."
+        )
+    return lower, upper
+
+
 def _hint(name: str) -> str:
     if name[:1] == "[" or name[-1:] == "]":
         return " The rules are one text with commas, without brackets."
@@ -141,13 +173,18 @@ def _rule(name: str, text: str) -> RejectionRule:
 
 
 def _number(text: str, given: str, name: str) -> float:
+    number = _above_zero(text)
+    if number is None:
+        raise ConfigError(f"{given}: {text!r} is no number above 0. Set {_usual_threshold(name)}, for example.")
+    return number
+
+
+def _above_zero(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise ConfigError(f"{given}: {text!r} is no number above 0. Set {_usual_threshold(name)}, for example.")
-    return number
+        return None
+    return number if math.isfinite(number) and number > 0 else None
 
 
 def _usual_threshold(name: str) -> str:

@@ -22,10 +22,10 @@ class RewardManagerConfig(Section):
     """Who calls the reward function."""
 
     name: str = key("naive")
-    """`naive` calls it for each response; `dapo` also reports the score as `acc`, before any punishment of length;
-    `prime` is `naive` that always uses processes; `batch` calls it once for all responses; `rate_limited` keeps to
-    `reward.rate_limit`; `remote` asks a server (`reward.remote`). Your own is named as package.module:attribute, or lies
-    in the file `reward.reward_manager.module.path`."""
+    """`naive` calls it for each response, and `gdpo` is another name of it; `dapo` also reports the score as `acc`, before
+    any punishment of length; `prime` is `naive` that always uses processes; `batch` calls it once for all responses;
+    `rate_limited` keeps to `reward.rate_limit`; `remote` asks a server (`reward.remote`). Your own is named as
+    package.module:attribute, or lies in the file `reward.reward_manager.module.path`."""
     source: str = key("register", choices=("register", "importlib"))
     """`importlib`: `name` is a class of the file `reward.reward_manager.module.path`."""
     module: RewardManagerModuleConfig = section(RewardManagerModuleConfig)

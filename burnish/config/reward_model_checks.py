@@ -44,12 +44,31 @@ def check_reward_model(config: PPOTrainerConfig) -> None:
     if has_reward_pool(config) and workers % size:
         key = f"{_MODEL}.model.fsdp_config.ulysses_sequence_parallel_size"
         raise ConfigError(f"{shown(config, key)} does not divide the {workers} workers of the reward model's pool.")
+    _check_token_bound(config, size)
     own = next((key for key, is_set in _functions(config) if is_set), None)
     if own is not None and model.function_weight == 0:
         raise ConfigError(
             f"{shown(config, own)} and {shown(config, f'{_MODEL}.enable')}: the reward model's score is the score, so the "
             f"function would never be called. Set {_MODEL}.function_weight=1.0 to add its score, or leave it out."
         )
+
+
+def _check_token_bound(config: PPOTrainerConfig, num_sharing: int) -> None:
+    """A conversation of the greatest length fits into a micro-batch. What another tokenizer makes of it is not known here."""
+    model, rollout = config.reward.reward_model, config.actor_rollout_ref.rollout
+    longest = rollout.prompt_length + rollout.response_length
+    seen = min(longest, model.max_length or longest)
+    by_rows = model.micro_batch_size_per_gpu is not None and not model.use_dynamic_bsz
+    if by_rows or model.forward_max_token_len_per_gpu * num_sharing >= seen:
+        return
+    key = f"{_MODEL}.forward_max_token_len_per_gpu"
+    by_group = f" for each of the {num_sharing} workers that share a conversation's tokens" if num_sharing > 1 else ""
+    cut = f", of which {_MODEL}.max_length={model.max_length} are seen" if seen < longest else ""
+    raise ConfigError(
+        f"{shown(config, key)} is a bound that holds{by_group}, but a conversation has up to {rollout.prompt_length} + "
+        f"{rollout.response_length} = {longest} tokens (data.max_prompt_length + data.max_response_length){cut}. The nearest "
+        f"value is {key}={-(-seen // num_sharing)}."
+    )
 
 
 def _functions(config: PPOTrainerConfig) -> Iterator[tuple[str, bool]]:

@@ -17,6 +17,7 @@ class Leaf:
     """One key.
 
     Attributes:
+        root: the class of the tree that it is in.
         path: its dotted name.
         types: the types a value may have (a ``list[...]`` or ``dict[...]`` counts as ``list`` or ``dict``).
         item_type: the type of a list's items.
@@ -26,6 +27,7 @@ class Leaf:
         choices, planned, impossible, plug_in, blank, bounds: see `burnish.config.section.key`.
     """
 
+    root: Any
     path: str
     types: tuple[type, ...]
     item_type: type
@@ -65,18 +67,23 @@ def get_field(section: Section, name: str) -> Any:
 
 
 @functools.cache
-def leaves() -> dict[str, Leaf]:
-    """Every key of the tree, in the tree's order."""
-    return {leaf.path: leaf for prefix, section in walk(PPOTrainerConfig()) for leaf in _leaves_of(section, prefix)}
+def leaves(root: Any = PPOTrainerConfig) -> dict[str, Leaf]:
+    """Every key of the tree below ``root``, in the tree's order."""
+    return {leaf.path: leaf for prefix, section in walk(root()) for leaf in _leaves_of(section, prefix, root)}
 
 
 @functools.cache
-def sections() -> dict[str, type[Section]]:
+def sections(root: Any = PPOTrainerConfig) -> dict[str, type[Section]]:
     """Every section by its dotted name, without the root."""
-    return {prefix: type(section) for prefix, section in walk(PPOTrainerConfig()) if prefix}
+    return {prefix: type(section) for prefix, section in walk(root()) if prefix}
 
 
-def _leaves_of(section: Section, prefix: str) -> Iterator[Leaf]:
+def root_of(config: Section) -> Any:
+    """The class of a whole configuration, also of one whose reads are noted (`burnish.config.usage`)."""
+    return getattr(type(config), "untracked_class", type(config))
+
+
+def _leaves_of(section: Section, prefix: str, root: type[Section]) -> Iterator[Leaf]:
     hints = typing.get_type_hints(type(section))
     for field in key_fields(section):
         default = get_field(section, field.name)
@@ -89,6 +96,7 @@ def _leaves_of(section: Section, prefix: str) -> Iterator[Leaf]:
             follows = prefix + follows
         path = f"{prefix}.{field.name}" if prefix else field.name
         yield Leaf(
+            root=root,
             path=path,
             types=kinds,
             item_type=item_type,

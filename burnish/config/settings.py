@@ -3,21 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from burnish.config import rules
-from burnish.config.schema import Leaf, leaves, sections
+from burnish.config.schema import Leaf
+from burnish.config.trees import RL, SFT, Tree
 from burnish.config.values import likeness, show
 from burnish.utils.errors import ConfigError
 from burnish.utils.secrets import redact_text
-
-# Where users' own parts find keys of their own.
-_OWN_KEYS = (
-    ("algorithm.", "estimator", "algorithm.custom"),
-    ("actor_rollout_ref.actor.policy_loss.", "policy loss", "actor_rollout_ref.actor.policy_loss.custom"),
-    ("reward.reward_kwargs.", "reward manager", "reward.reward_kwargs.custom"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +45,17 @@ class Setting:
 def is_of_shipped_recipe(shown: str) -> bool:
     """Whether a setting, as `Setting.shown` puts it, comes from a file of `burnish/config/recipes`."""
     found = re.search(r" \(in ([\w-]+\.yaml)\)$", shown)
-    return found is not None and (Path(__file__).parent / "recipes" / found.group(1)).is_file()
+    return found is not None and any((tree.recipes / found.group(1)).is_file() for tree in (RL, SFT))
 
 
-def settings_of(key: str, value: Any, text: str | None = None, source: str = "") -> Iterator[Setting]:
+def settings_of(
+    key: str, value: Any, text: str | None = None, source: str = "", *, tree: Tree = RL
+) -> Iterator[Setting]:
     """One setting for each key below ``key``; open dictionaries of the tree are set entry by entry."""
-    tree_key = rules.rename(key) if key else ""
-    if isinstance(value, Mapping) and (value or tree_key in sections() or not key):
+    tree_key = tree.rules.rename(key) if key else ""
+    if isinstance(value, Mapping) and (value or tree_key in tree.sections or not key):
         for name, entry in value.items():
-            yield from settings_of(f"{key}.{name}" if key else str(name), entry, source=source)
+            yield from settings_of(f"{key}.{name}" if key else str(name), entry, source=source, tree=tree)
     else:
         yield Setting(typed=key, key=tree_key, value=value, text=show(value) if text is None else text, source=source)
 
@@ -70,11 +65,13 @@ class Settings:
     """The settings that count, after the rules.
 
     Attributes:
+        tree: the keys that there are.
         by_key: the last setting of each key of the tree (or entry of an open dictionary).
         global_micro_batches: settings of micro-batch sizes that count over all workers.
         inert: accepted settings of keys that the tree does not have.
     """
 
+    tree: Tree = RL
     by_key: dict[str, Setting] = field(default_factory=dict)
     global_micro_batches: dict[str, Setting] = field(default_factory=dict)
     inert: dict[str, Setting] = field(default_factory=dict)
@@ -90,7 +87,7 @@ class Settings:
             if setting.delete:
                 self._delete(setting)
                 continue
-            judged = judge(setting)
+            judged = judge(setting, self.tree)
             if judged is None:
                 self.inert[setting.key] = setting
                 continue
@@ -100,14 +97,14 @@ class Settings:
                     f"{other.shown} and {judged.shown} are two names of {judged.key} and differ. Set one of them."
                 )
             in_layer[judged.key] = judged
-            if judged.key in rules.GLOBAL_MICRO_BATCHES:
+            if judged.key in self.tree.rules.global_micro_batches:
                 self.global_micro_batches[judged.key] = judged
             else:
                 self.by_key[judged.key] = judged
 
     def _delete(self, setting: Setting) -> None:
-        if setting.key not in sections() and not is_known(setting.key):
-            raise unknown_key(setting)
+        if setting.key not in self.tree.sections and not is_known(setting.key, self.tree):
+            raise unknown_key(setting, self.tree)
         for table in (self.by_key, self.global_micro_batches, self.inert):
             for key in [key for key in table if key == setting.key or key.startswith(f"{setting.key}.")]:
                 del table[key]
@@ -118,35 +115,35 @@ class Settings:
         return setting.shown if setting is not None else f"{key}={show(value)} (the default)"
 
 
-def judge(setting: Setting) -> Setting | None:
+def judge(setting: Setting, tree: Tree = RL) -> Setting | None:
     """The setting as the tree takes it; None where the tree has no such key and needs none.
 
     Raises:
         ConfigError: the key is unknown, refused, or a section that is given a plain value.
     """
     key = setting.key
-    if key in sections():
-        return _judge_section(setting)
-    refusal = rules.lookup(key, rules.REFUSED)
+    if key in tree.sections:
+        return _judge_section(setting, tree)
+    leaves, refusal = tree.leaves, rules.lookup(key, tree.rules.refused)
     if isinstance(refusal, rules.Refusal) and not refusal.allows(setting.value) and not is_interpolation(setting.value):
-        harmless = show(refusal.nearest(setting.value))
-        raise ConfigError(f"{setting.shown} is refused: {refusal.reason}. Leave it out, or set {harmless}.")
-    if key in leaves() or key in rules.GLOBAL_MICRO_BATCHES or open_dict(key) is not None:
+        harmless = f", or set {show(refusal.nearest(setting.value))}" if refusal.harmless else ""
+        raise ConfigError(f"{setting.shown} is refused: {refusal.reason}. Leave it out{harmless}.")
+    if key in leaves or key in tree.rules.global_micro_batches or open_dict(key, tree) is not None:
         # Older names have null where the key of today has another way to say "not set".
-        renamed_null = setting.value is None and setting.typed != key and key in leaves() and not leaves()[key].nullable
+        renamed_null = setting.value is None and setting.typed != key and key in leaves and not leaves[key].nullable
         return None if renamed_null else setting
-    if refusal is None and rules.lookup(key, rules.NO_EFFECT) is None:
-        raise unknown_key(setting)
+    if refusal is None and rules.lookup(key, tree.rules.no_effect) is None:
+        raise unknown_key(setting, tree)
     return None
 
 
-def _judge_section(setting: Setting) -> Setting | None:
+def _judge_section(setting: Setting, tree: Tree) -> Setting | None:
     if setting.value is None:
         if setting.key == "critic":
             return replace(setting, key="critic.enable", value=False)
         return None
     depth = setting.key.count(".") + 1
-    below = dict.fromkeys(key.split(".")[depth] for key in leaves() if key.startswith(f"{setting.key}."))
+    below = dict.fromkeys(key.split(".")[depth] for key in tree.leaves if key.startswith(f"{setting.key}."))
     hint = ""
     for name in ("name", "enable"):
         if name in below and not isinstance(setting.value, list):
@@ -157,10 +154,11 @@ def _judge_section(setting: Setting) -> Setting | None:
     )
 
 
-def is_known(key: str) -> bool:
+def is_known(key: str, tree: Tree = RL) -> bool:
     """Whether ``key``, by its name of today, is in the tree, below one of its open dictionaries, or in the rules."""
-    in_rules = any(rules.lookup(key, table) is not None for table in (rules.NO_EFFECT, rules.REFUSED))
-    return in_rules or key in leaves() or key in rules.GLOBAL_MICRO_BATCHES or open_dict(key) is not None
+    its = tree.rules
+    in_rules = any(rules.lookup(key, table) is not None for table in (its.no_effect, its.refused))
+    return in_rules or key in tree.leaves or key in its.global_micro_batches or open_dict(key, tree) is not None
 
 
 def is_interpolation(value: Any) -> bool:
@@ -168,43 +166,43 @@ def is_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def open_dict(key: str) -> Leaf | None:
+def open_dict(key: str, tree: Tree = RL) -> Leaf | None:
     """The key of the tree whose dictionary ``key`` is an entry of, such as ``ray_kwargs.ray_init``."""
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
-        leaf = leaves().get(".".join(parts[:length]))
+        leaf = tree.leaves.get(".".join(parts[:length]))
         if leaf is not None:
             return leaf if leaf.accepts(dict) else None
     return None
 
 
-def unknown_key(setting: Setting) -> ConfigError:
+def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
     """The error for a key that nobody knows, with the keys that were probably meant."""
     message = f"{setting.shown}: there is no key {setting.typed}."
-    suggestions = suggest(setting.typed)
+    suggestions = suggest(setting.typed, tree)
     if suggestions:
         message += f" Did you mean {' or '.join(suggestions)}?"
-    elif setting.typed.partition(".")[0] not in sections():
-        message += f" Keys begin with {', '.join(name for name in sections() if '.' not in name)}."
+    elif setting.typed.partition(".")[0] not in tree.sections:
+        message += f" Keys begin with {', '.join(name for name in tree.sections if '.' not in name)}."
     else:
-        message += " docs/config.md lists all keys."
-    for section, whose, home in _OWN_KEYS:
+        message += f" {tree.page} lists all keys."
+    for section, whose, home in tree.own_keys:
         if setting.key.startswith(section):
             message += f" Keys of your own {whose} go below {home}."
     return ConfigError(message)
 
 
-def suggest(typed: str) -> list[str]:
+def suggest(typed: str, tree: Tree = RL) -> list[str]:
     """Up to three known keys that look like ``typed``; the last word counts most, as sections are often left out."""
     section, _, last = typed.rpartition(".")
     scores = {}
-    for key in dict.fromkeys([*leaves(), *rules.known_names()]):
+    for key in dict.fromkeys([*tree.leaves, *tree.rules.known_names()]):
         its_section, _, word = key.rpartition(".")
         by_word = _word_likeness(last, word)
         if by_word >= 0.65:
             scores[key] = 0.7 * by_word + 0.3 * likeness(typed, key)
             # A neighbour is likelier; a key that has no effect here, or is refused, is less so.
-            scores[key] += 0.05 * (section == its_section) - 0.1 * (key not in leaves() or key in rules.REFUSED)
+            scores[key] += 0.05 * (section == its_section) - 0.1 * (key not in tree.leaves or key in tree.rules.refused)
     best = sorted(scores, key=lambda key: scores[key], reverse=True)[:3]
     return [key for key in best if scores[key] > 0.6 and scores[key] > scores[best[0]] - 0.04]
 
@@ -228,8 +226,8 @@ def notices(settings: Settings) -> list[str]:
         told.append(f"Renamed keys, applied: {', '.join(renamed)}.")
     by_reason: dict[str, list[str]] = {}
     for setting in [*settings.inert.values(), *kept]:
-        reason = rules.lookup(setting.key, rules.NO_EFFECT)
-        is_default = setting.key in leaves() and setting.value == leaves()[setting.key].default
+        reason, leaf = rules.lookup(setting.key, settings.tree.rules.no_effect), settings.tree.leaves.get(setting.key)
+        is_default = leaf is not None and setting.value == leaf.default
         if isinstance(reason, str) and not is_default:
             by_reason.setdefault(reason, []).append(f"{setting.typed}={setting.text}")
     told += [f"No effect here: {', '.join(keys)}. The reason: {reason}." for reason, keys in by_reason.items()]

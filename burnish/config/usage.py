@@ -7,14 +7,17 @@ difference. Reads by this package and by `dataclasses` (copies, comparisons) do 
 import dataclasses
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from burnish.config import rules
 from burnish.config.idle import idle_keys
-from burnish.config.schema import get_field, key_fields, leaves, walk
+from burnish.config.schema import get_field, key_fields, walk
 from burnish.config.section import Section
 from burnish.config.settings import is_of_shipped_recipe
+from burnish.config.sft import SFTTrainerConfig
+from burnish.config.sft_checks import sft_idle_keys
 from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.trees import tree_of
 
 _not_counted = ("burnish.config", "dataclasses", "copy", "copyreg")
 # Keys that this package acts on itself; what else reads them reads what they lead to.
@@ -25,8 +28,10 @@ _OBEYED_HERE = {
 }
 _reads: set[str] = set()
 
+C = TypeVar("C", bound=Section)
 
-def track(config: PPOTrainerConfig) -> PPOTrainerConfig:
+
+def track(config: C) -> C:
     """Starts to note which keys of ``config`` this process reads, afresh; returns the same object."""
     _reads.clear()
     track_section(config, "")
@@ -55,7 +60,7 @@ def reads() -> frozenset[str]:
     return frozenset(_reads)
 
 
-def unread(config: PPOTrainerConfig) -> list[str]:
+def unread(config: PPOTrainerConfig | SFTTrainerConfig) -> list[str]:
     """Keys that the user set and that nothing has read, under their names in the tree.
 
     Keys that were said to have no effect, here or beside the other keys, and those of a critic that does not exist, are
@@ -63,11 +68,16 @@ def unread(config: PPOTrainerConfig) -> list[str]:
     """
     # What a recipe of ours sets and this run has no use for is nobody's mistake.
     recipes = {key for key, shown in config.set_keys.items() if is_of_shipped_recipe(shown)}
-    told = {key for key in config.set_keys if rules.lookup(key, rules.NO_EFFECT) is not None} | set(idle_keys(config))
-    if not config.critic.enable:
-        told |= {key for key in config.set_keys if key.startswith("critic.")}
+    tree = tree_of(config)
+    told = {key for key in config.set_keys if rules.lookup(key, tree.rules.no_effect) is not None}
+    if isinstance(config, SFTTrainerConfig):
+        told |= set(sft_idle_keys(config))
+    else:
+        told |= set(idle_keys(config))
+        if not config.critic.enable:
+            told |= {key for key in config.set_keys if key.startswith("critic.")}
     # What is followed is read through the keys that follow it.
-    through = {leaf.follows for leaf in leaves().values() if leaf.path in _reads}
+    through = {leaf.follows for leaf in tree.leaves.values() if leaf.path in _reads}
     return sorted(set(config.set_keys) - recipes - told - _OBEYED_HERE - _reads - through)
 
 

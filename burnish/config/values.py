@@ -92,6 +92,9 @@ def _takes_null_word(value: str, leaf: Leaf) -> bool:
 def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
     # `int | str` is a number or a word: numbers first, so that "4" in quotes is 4; so with `bool | str`.
     for kind in sorted(leaf.types, key=lambda kind: kind is str):
+        # Two bounds, as 0.5_2, which Python and YAML read as 0.52.
+        if kind is float and leaf.accepts(str) and "_" in (value if isinstance(value, str) else text or ""):
+            continue
         converted = _convert(value, kind, leaf, text)
         if converted is not None:
             return converted
@@ -176,7 +179,7 @@ def _elsewhere(item: str, leaf: Leaf) -> str:
     """Where a name belongs that is no value of this key: algorithms are known by the names of their recipes and losses."""
     if not leaf.plug_in:
         return ""
-    homes = [other.path for other in leaves().values() if other.plug_in and item in (other.choices or ())]
+    homes = [other.path for other in leaves(leaf.root).values() if other.plug_in and item in (other.choices or ())]
     home = f" It is one of {homes[0]}." if homes else ""
     has_recipe = (Path(__file__).parent / "recipes" / f"{item}.yaml").is_file()
     return home + (f" recipe={item} sets all that goes by that name." if has_recipe else "")

@@ -172,7 +172,8 @@ class RunFolder:
 
     def tokenizer_file(self) -> Path | None:
         """The tokenizer of the run's policy, where it lies on this computer."""
-        names = [self.key("actor_rollout_ref.model.tokenizer_path"), self.key("actor_rollout_ref.model.path")]
+        sections = ("actor_rollout_ref.model", "model")
+        names = [self.key(f"{section}.{name}") for section in sections for name in ("tokenizer_path", "path")]
         folders = [Path(str(name)).expanduser() for name in names if name]
         folders += [folder / "actor" for folder in sorted(self.path.glob("global_step_*"), key=_number, reverse=True)]
         cache = Path(os.path.expanduser("~/.cache/huggingface/hub"))

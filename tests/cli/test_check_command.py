@@ -330,3 +330,28 @@ def test_a_data_source_without_a_function_is_told_once_without_a_traceback(tmp_p
     assert status == 1
     assert [one["area"] for one in result["findings"] if "nobody" in one["message"]] == ["data"]
     assert "Traceback" not in str(result)
+
+
+def test_a_reward_file_that_is_not_there_is_told_once(tmp_path, capsys):
+    status, result = report(capsys, base(tmp_path, "reward.custom_reward_function.path=nowhere.py"))
+    assert status == 1
+    (said,) = [message for message in errors(result) if "nowhere.py" in message]
+    assert said.startswith("reward.custom_reward_function.path=nowhere.py: there is no such file")
+
+
+def test_it_says_what_right_and_empty_answers_score(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return 2.0 if solution_str == str(ground_truth) else 0.5 * bool(solution_str) - 1\n"
+    )
+    _, result = report(capsys, base(tmp_path, f"reward.custom_reward_function.path={tmp_path / 'own.py'}"))
+    notes = [one["message"] for one in result["findings"] if (one["area"], one["level"]) == ("reward", "note")]
+    assert notes == ["data.train_files: right answers to 3 sample rows score 2, empty ones -1."]
+
+
+def test_an_empty_file_is_called_empty(tmp_path, capsys):
+    empty = write(tmp_path / "empty.jsonl", [])
+    _, result = report(capsys, base(tmp_path, train=empty))
+    assert errors(result) == [
+        f"data.train_files=['{empty}']: it holds no rows. A row is a line of .jsonl, an entry of .json, a record."
+    ]

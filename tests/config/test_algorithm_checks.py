@@ -274,7 +274,7 @@ def test_every_preset_loads_and_says_what_its_name_says(preset):
     assert loaded.notices == ()
     assert correction.bypass_mode == preset.startswith("bypass")
     assert (correction.rollout_rs is not None) == ("_rs" in preset)
-    assert (correction.rollout_is is not None) == ("_is" in preset.replace("tis", "is"))
+    assert (correction.rollout_is is not None) == ("_is" in preset.replace("tis", "is").replace("icepop", "is"))
     assert (correction.loss_type == "reinforce") == preset.startswith("bypass_pg")
 
 

@@ -10,6 +10,9 @@ from burnish.utils.errors import ConfigError
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 SP = "ulysses_sequence_parallel_size"
+RM = "reward.reward_model"
+BOUND = f"{RM}.forward_max_token_len_per_gpu"
+REWARD_MODEL = [f"{RM}.enable=true", f"{RM}.model_path=scorer"]
 
 
 def sizes(prompts: int, mini: int, n: int = 1, *more: str) -> list[str]:
@@ -33,6 +36,12 @@ def sizes(prompts: int, mini: int, n: int = 1, *more: str) -> list[str]:
         ([f"{ACTOR}.clip_ratio_c=1.0"], "must be above 1"),
         ([f"{ROLLOUT}.max_model_len=600"], r"512 \+ 512 = 1024 tokens.*max_model_len=1024"),
         ([f"{ACTOR}.ppo_max_token_len_per_gpu=1000"], "ppo_max_token_len_per_gpu=1024"),
+        ([*REWARD_MODEL, f"{BOUND}=1000"], rf"^{BOUND}=1000 is a bound.*512 \+ 512 = 1024.*{BOUND}=1024\.$"),
+        (
+            [*REWARD_MODEL, f"{BOUND}=200", f"{RM}.max_length=300"],
+            rf"of which {RM}\.max_length=300 are seen.*{BOUND}=300\.$",
+        ),
+        ([*REWARD_MODEL, f"{BOUND}=300", f"{RM}.model.fsdp_config.{SP}=2"], rf"{BOUND}=512\.$"),
         ([f"{ROLLOUT}.prompt_length=100"], r"less than data\.max_prompt_length=512"),
         (["trainer.controller=local", "trainer.n_gpus_per_node=2"], r"Set trainer\.controller=ray"),
         (["trainer.n_gpus_per_node=6", f"{ACTOR}.{SP}=4", *sizes(6, 6)], rf"^{ACTOR}\.{SP}=4: .*{SP}=3\.$"),

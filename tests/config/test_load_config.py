@@ -251,3 +251,11 @@ def test_values_of_python_are_taken_as_yaml_would_write_them():
     assert config.trainer.seed == 3
     with pytest.raises(ConfigError, match="set is no value"):
         load_with_notices({"trainer.logger": {"file"}})
+
+
+def test_the_critics_divisor_follows_the_policys_unless_it_has_its_own():
+    given = ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "algorithm.adv_estimator=gae"]
+    given.append("actor_rollout_ref.actor.loss_scale_factor=64")
+    assert load_with_notices(given).config.critic.loss_scale_factor == 64
+    assert load_with_notices([*given, "critic.loss_scale_factor=32"]).config.critic.loss_scale_factor == 32
+    assert load_with_notices(given[:-1]).config.critic.loss_scale_factor is None

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from burnish.config import RolloutCorrectionConfig, names
-from burnish.config.rejection import PRESETS, RULES, RejectionRule, parse_rejection
+from burnish.config import RolloutCorrectionConfig, load_config, names
+from burnish.config.rejection import PRESETS, RULES, RejectionRule, parse_rejection, weight_bounds
 from burnish.utils.errors import ConfigError
 
+IS_THRESHOLD = "algorithm.rollout_correction.rollout_is_threshold"
 THRESHOLD = r"algorithm\.rollout_correction\.rollout_rs_threshold"
 
 
@@ -142,7 +143,7 @@ def test_a_preset_does_what_its_name_says(name):
         assert config.loss_type == ("ppo_clip" if "ppo_clip" in name else "reinforce")
     weights = {"token": "token" in name, "sequence": "seq_is" in name or "seq_tis" in name or name == "bypass_pg_is"}
     assert config.rollout_is == next((level for level, is_so in weights.items() if is_so), None)
-    assert config.rollout_is_threshold == 2.0
+    assert config.rollout_is_threshold == ("0.5_5.0" if "icepop" in name else 2.0)
     assert not config.rollout_is_batch_normalize
     rules = parse_rejection(config.rollout_rs, config.rollout_rs_threshold)
     expected = {
@@ -151,6 +152,23 @@ def test_a_preset_does_what_its_name_says(name):
         "k3_rs": RejectionRule("seq_mean", "k3", None, 0.01),
     }
     assert rules == tuple(rule for part, rule in expected.items() if part in name)
+
+
+def test_weights_have_an_upper_bound_or_two():
+    assert weight_bounds(2.0) == weight_bounds("2") == (None, 2.0)
+    assert weight_bounds("0.5_5.0") == weight_bounds(" 0.5_5") == (0.5, 5.0)
+
+
+@pytest.mark.parametrize("typed", ["0.5_2", "'0.5_2'", "0.5_5.0"])
+def test_two_bounds_on_a_command_line_are_not_one_number(typed):
+    config = load_config([f"{IS_THRESHOLD}={typed}", "algorithm.rollout_correction.rollout_is=token"])
+    assert weight_bounds(config.algorithm.rollout_correction.rollout_is_threshold)[0] == 0.5
+
+
+@pytest.mark.parametrize("typed", ["0.5_2_3", "a_b", "1.5_2", "-1", "0", "0_2", "true"])
+def test_bounds_that_are_none_are_told(typed):
+    with pytest.raises(ConfigError, match=r"rollout_is_threshold.*(0\.5_5\.0|above 0|greater)"):
+        load_config([f"{IS_THRESHOLD}={typed}", "algorithm.rollout_correction.rollout_is=token"])
 
 
 def test_reading_the_rules_loads_no_torch():

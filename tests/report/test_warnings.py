@@ -83,6 +83,10 @@ CASES = {
         "filter_groups/constant_prompts": lambda step: 90.0,
         "filter_groups/kept_prompts": lambda step: 8.0,
     },
+    "overfitting": {
+        "val/loss": lambda step: 1.0 + 0.5 * abs(step - 30) / 30,
+        "train/loss": lambda step: 2.0 - 0.02 * step,
+    },
     "rejected_tokens": {"rollout_corr/rollout_rs_masked_fraction": lambda step: 0.5},
 }
 
@@ -111,6 +115,11 @@ def test_what_happened_to_the_run_is_told_from_its_events(kind):
     assert warning.kind == kind
     assert warning.seen == "2 times, in steps 3 and 9. The last: It was step 9."
     assert find_warnings(Series([]), {}, [{"kind": kind}])[0].seen.startswith("Once. ")
+
+
+def test_a_loss_that_rises_with_that_of_training_is_no_overfitting():
+    rising = {"val/loss": CASES["overfitting"]["val/loss"], "train/loss": lambda step: 1.0 + 0.02 * step}
+    assert found(rising) == []
 
 
 def test_groups_that_do_not_vary_are_seen_in_the_dumps():

@@ -3,14 +3,30 @@
 A name ending in ``.*`` stands for everything below it.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from burnish.config.rules import sft
 from burnish.config.rules.no_effect import NO_EFFECT
 from burnish.config.rules.refused import REFUSED, Refusal
 from burnish.config.rules.renamed import GLOBAL_MICRO_BATCHES, RENAMED, rename
 
-__all__ = ["GLOBAL_MICRO_BATCHES", "NO_EFFECT", "REFUSED", "RENAMED", "Refusal", "known_names", "lookup", "rename"]
+__all__ = [
+    "GLOBAL_MICRO_BATCHES",
+    "NO_EFFECT",
+    "REFUSED",
+    "RENAMED",
+    "RL",
+    "SFT",
+    "Refusal",
+    "Rules",
+    "known_names",
+    "lookup",
+    "rename",
+]
 
 
-def lookup(key: str, table: dict) -> object | None:
+def lookup(key: str, table: Mapping) -> object | None:
     """The table's entry for ``key``, or for the nearest ``prefix.*`` above it."""
     if key in table:
         return table[key]
@@ -22,6 +38,34 @@ def lookup(key: str, table: dict) -> object | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """The tables of one tree of keys."""
+
+    renamed: Mapping[str, str]
+    no_effect: Mapping[str, str]
+    refused: Mapping[str, Refusal]
+    global_micro_batches: Mapping[str, str]
+
+    def rename(self, key: str) -> str:
+        """The name that ``key`` has in the tree (its own, where it has no other)."""
+        return rename(key, self.renamed)
+
+    def known_names(self) -> list[str]:
+        """Every exact name in the tables, for did-you-mean."""
+        tables = (self.renamed, self.no_effect, self.refused, self.global_micro_batches)
+        return [name for table in tables for name in table if "*" not in name]
+
+
+RL = Rules(renamed=RENAMED, no_effect=NO_EFFECT, refused=REFUSED, global_micro_batches=GLOBAL_MICRO_BATCHES)
+SFT = Rules(
+    renamed=sft.RENAMED,
+    no_effect=sft.NO_EFFECT,
+    refused=sft.REFUSED,
+    global_micro_batches=sft.GLOBAL_MICRO_BATCHES,
+)
+
+
 def known_names() -> list[str]:
-    """Every exact name in the tables, for did-you-mean."""
-    return [name for table in (RENAMED, NO_EFFECT, REFUSED, GLOBAL_MICRO_BATCHES) for name in table if "*" not in name]
+    """Every exact name in the tables of reinforcement learning."""
+    return RL.known_names()

@@ -46,6 +46,16 @@ def _yet(what: str, *harmless: Any) -> Refusal:
 _TOOLS = _yet("agents and tools do")
 _MULTI_TURN = _yet("agents and tools do", False)
 _MTP = _yet("multi-token prediction does", False)
+_QAT = _yet("quantisation-aware training does")
+_LORA = Refusal(
+    harmless=(0, None, False),
+    reason="LoRA is set by model.lora_rank, lora_alpha, target_modules, exclude_modules and lora_adapter_path",
+)
+_REPLAY = Refusal(
+    harmless=(False, None),
+    reason="responses are replayed from a folder that a run has written with trainer.rollout_data_dir: "
+    "trainer.replay_rollouts=<that folder>",
+)
 
 _CORRECTION = "algorithm.rollout_correction"
 _IS_PER_TOKEN = (
@@ -60,16 +70,18 @@ REFUSED: dict[str, Refusal] = {
     "actor_rollout_ref.hybrid_engine": Refusal(
         harmless=(True, None), reason="the policy is trained and generates in the same workers"
     ),
-    f"{_MODEL}.hf_config_path": Refusal(
-        harmless=(None,), reason="a model's configuration lies beside it; model.override_config replaces entries"
-    ),
-    f"{_MODEL}.lora.*": Refusal(
-        harmless=(0, None, False),
-        reason="LoRA is set by model.lora_rank, lora_alpha, target_modules and exclude_modules",
-    ),
-    f"{_MODEL}.mtp.enable": _MTP,
-    f"{_MODEL}.mtp.enable_train": _MTP,
-    f"{_MODEL}.mtp.enable_rollout": _MTP,
+    **{
+        f"{model}.hf_config_path": Refusal(
+            harmless=(None,), reason="a model's configuration lies beside it; model.override_config replaces entries"
+        )
+        for model in (_MODEL, "critic.model")
+    },
+    **{f"{model}.lora.{name}": _LORA for model in (_MODEL, "critic.model") for name in ("rank", "adapter_path")},
+    **{
+        f"{model}.mtp.{name}": _MTP
+        for model in (_MODEL, "critic.model")
+        for name in ("enable", "enable_train", "enable_rollout")
+    },
     # Actor, reference, critic.
     **{
         f"{fsdp}.full_determinism": Refusal(
@@ -78,9 +90,15 @@ REFUSED: dict[str, Refusal] = {
         )
         for fsdp in _FSDP
     },
+    f"{_ACTOR}.use_token_level_loss": Refusal(
+        harmless=(True, None),
+        reason="the mean over responses of their means over tokens is loss_agg_mode=seq-mean-token-mean",
+    ),
     f"{_ACTOR}.use_rollout_log_probs": Refusal(
         harmless=(False, None), reason="algorithm.rollout_correction.bypass_mode=true takes the rollout's log-probs"
     ),
+    f"{_ACTOR}.qat.enable": _QAT,
+    **{f"{fsdp}.qat.enable": _QAT for fsdp in _FSDP},
     f"{_ACTOR}.micro_batch": Refusal(
         harmless=(None,),
         reason="finding the micro-batch from the memory does not exist yet; set ppo_micro_batch_size_per_gpu",
@@ -118,11 +136,14 @@ REFUSED: dict[str, Refusal] = {
         reason="vLLM spreads experts over all workers of an engine: rollout.engine_kwargs.vllm.enable_expert_parallel=true",
     ),
     f"{_ROLLOUT}.over_sample_rate": _yet("over-sampling does", 0, None),
-    f"{_ROLLOUT}.skip_rollout": Refusal(
-        harmless=(False, None),
-        reason="responses are replayed from a folder that a run has written with trainer.rollout_data_dir: "
-        "trainer.replay_rollouts=<that folder>",
+    f"{_ROLLOUT}.skip_rollout": _REPLAY,
+    **{f"skip.{name}.enable": _REPLAY for name in ("rollout", "rollout_tq", "async_rollout")},
+    f"{_ROLLOUT}.nnodes": _yet("rollouts on nodes of their own do", 0, None),
+    f"{_ROLLOUT}.full_determinism": Refusal(
+        harmless=(False, None), reason="a response is drawn from the seed, its prompt and its number, whatever is set"
     ),
+    f"{_ROLLOUT}.disaggregation.enabled": _yet("prefill and decoding on different workers do"),
+    f"{_ROLLOUT}.multi_turn.function_tool_path": _TOOLS,
     f"{_ROLLOUT}.enable_rollout_routing_replay": _yet("router replay does"),
     f"{_ROLLOUT}.quantization": _yet("quantised rollouts do"),
     f"{_ROLLOUT}.mtp": _yet("multi-token prediction does"),
@@ -140,6 +161,7 @@ REFUSED: dict[str, Refusal] = {
     f"{_ROLLOUT}.prometheus.enable": _yet("a metrics server does"),
     # Data.
     "data.need_tools_kwargs": _TOOLS,
+    "data.function_tool_path": _TOOLS,
     "data.chat_template_func": Refusal(
         harmless=(None,), reason="a chat template is given by actor_rollout_ref.model.custom_chat_template"
     ),
@@ -150,7 +172,7 @@ REFUSED: dict[str, Refusal] = {
     "data.datagen.name": _yet("generating data in the run does"),
     # Rewards.
     "reward.reward_model.rollout.name": Refusal(
-        harmless=(None, "hf"),
+        harmless=(None, "hf", "vllm", "sglang"),
         reason="a reward model is a sequence classifier, computed by its own workers. A generative one is a judge behind a "
         "server: reward.judge.url and reward.judge.model",
     ),
@@ -163,5 +185,22 @@ REFUSED: dict[str, Refusal] = {
     ),
     "trainer.wandb_proxy": Refusal(harmless=(None,), reason="a proxy is set by the environment variable HTTPS_PROXY"),
     "ray_kwargs.timeline_json_file": _yet("writing Ray's timeline does"),
+    "trainer.checkpoint_callback_class": _yet("callbacks of checkpoints do"),
+    "trainer.v1.trainer_mode": Refusal(
+        harmless=("sync", None), reason="asynchronous training does not exist in burnish yet"
+    ),
+    "trainer.v1.sampler.custom_sampler.path": Refusal(
+        harmless=(None,), reason="a sampler of prompts is named by data.sampler.class_path"
+    ),
+    "trainer.v1.sampler.custom_sampler.name": Refusal(
+        harmless=(None,), reason="a sampler of prompts is named by data.sampler.class_name"
+    ),
+    **{
+        f"{profiler}.finish_hook_cmd": _yet("commands after a trace do")
+        for profiler in (f"{_ACTOR}.profiler", f"{_REF}.profiler", f"{_ROLLOUT}.profiler", "critic.profiler")
+    },
+    "global_profiler.finish_hook_cmd": _yet("commands after a trace do"),
+    "distillation.enabled": _yet("distillation does"),
     "transfer_queue.enable": _yet("a transfer queue does"),
+    "transfer_queue.metrics.enabled": _yet("a transfer queue does"),
 }

@@ -1,5 +1,7 @@
 """Other names of keys: older ones, and those that guides use."""
 
+from collections.abc import Mapping
+
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
@@ -16,6 +18,9 @@ RENAMED = {
     "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.*": "reward.reward_model.*",
     "reward.profiler.*": "reward.reward_model.profiler.*",
+    "reward.custom_reward_function.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
+    "reward.reward_model.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
+    "reward.reward_model.inference.*": "reward.reward_model.rollout.*",
     **{
         f"reward.reward_model.{name}": f"reward.rate_limit.{name}"
         for name in ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
@@ -40,6 +45,11 @@ RENAMED = {
             ("critic", "critic.model.fsdp_config"),
         )
     },
+    **{
+        f"{fsdp}.use_no_sync_for_gradient_accumulation": f"{fsdp}.defer_gradient_sync"
+        for fsdp in (f"{_ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.model.fsdp_config")
+    },
+    "sandbox_fusion.*": "reward.sandbox_fusion.*",
     # Gradient clipping.
     "max_grad_norm": f"{_ACTOR}.optim.clip_grad",
     "trainer.max_grad_norm": f"{_ACTOR}.optim.clip_grad",
@@ -84,11 +94,11 @@ GLOBAL_MICRO_BATCHES = {
 }
 
 
-def rename(key: str) -> str:
+def rename(key: str, table: Mapping[str, str] = RENAMED) -> str:
     """The name that ``key`` has in the tree (its own, where it has no other)."""
-    for old, new in RENAMED.items():
+    for old, new in table.items():
         if key == old:
-            return rename(new)
+            return rename(new, table)
         if old.endswith(".*") and (key.startswith(old[:-1]) or key == old[:-2]):
-            return rename(new[:-2] + key[len(old) - 2 :])
+            return rename(new[:-2] + key[len(old) - 2 :], table)
     return key

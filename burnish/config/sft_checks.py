@@ -1,0 +1,125 @@
+"""Checks of a configuration of supervised fine-tuning, across its keys; they need no model, no device and no file."""
+
+from collections.abc import Iterator
+
+from burnish.config.build import shown
+from burnish.config.checkpoint_checks import check_checkpoints
+from burnish.config.checks import check_fsdp_size, check_named_together, check_optimizer, check_sharing_size
+from burnish.config.sft import SFTTrainerConfig
+from burnish.utils.errors import ConfigError
+
+
+def check_sft(config: SFTTrainerConfig, *, train_rows_given: bool = False) -> None:
+    """Decides what was left open, and runs every check.
+
+    Raises:
+        ConfigError: keys contradict each other.
+    """
+    if config.data.micro_batch_size_per_gpu is None:
+        config.data.use_dynamic_bsz = True
+    check_optimizer(config, "optim")
+    _check_columns(config)
+    _check_batches(config)
+    check_sft_workers(config)
+    check_checkpoints(config)
+    check_named_together(config, "data.custom_cls.path", "data.custom_cls.name")
+    if not config.data.train_files and not train_rows_given:
+        raise ConfigError("data.train_files is not set: name at least one file to train on.")
+
+
+def _check_columns(config: SFTTrainerConfig) -> None:
+    prompt, response = config.data.prompt_key, config.data.response_key
+    if (prompt is None) != (response is None):
+        given, missing = (
+            ("data.prompt_key", "data.response_key")
+            if response is None
+            else (
+                "data.response_key",
+                "data.prompt_key",
+            )
+        )
+        raise ConfigError(
+            f"{shown(config, given)} needs {missing}: a row with one answer has a column for each. Conversations are in the "
+            f"column {shown(config, 'data.messages_key')}."
+        )
+
+
+def _check_batches(config: SFTTrainerConfig) -> None:
+    """A micro-batch is no larger than an optimizer step, and takes the longest conversation."""
+    data, size = config.data, config.engine.ulysses_sequence_parallel_size
+    if data.use_dynamic_bsz:
+        if data.max_token_len_per_gpu * size < data.max_length:
+            each = f" for each of the {size} workers that share a conversation's tokens" if size > 1 else ""
+            raise ConfigError(
+                f"{shown(config, 'data.max_token_len_per_gpu')} is a bound that holds{each}, but a conversation has up to "
+                f"{data.max_length} tokens (data.max_length). The nearest value is "
+                f"data.max_token_len_per_gpu={-(-data.max_length // size)}."
+            )
+    elif data.micro_batch_size_per_gpu is not None and data.micro_batch_size_per_gpu > data.train_batch_size:
+        raise ConfigError(
+            f"{shown(config, 'data.micro_batch_size_per_gpu')} is more than an optimizer step has: "
+            f"{shown(config, 'data.train_batch_size')} conversations. The nearest value is "
+            f"data.micro_batch_size_per_gpu={data.train_batch_size}."
+        )
+
+
+def check_sft_workers(config: SFTTrainerConfig) -> None:
+    """Workers divide into the groups that are asked for; nothing is known while their number is auto."""
+    trainer = config.trainer
+    if trainer.n_gpus_per_node == "auto":
+        return
+    workers = int(trainer.n_gpus_per_node) * trainer.nnodes
+    if trainer.controller == "local" and workers > 1:
+        raise ConfigError(
+            f"{shown(config, 'trainer.controller')} runs one worker in the driver's process, but "
+            f"{shown(config, 'trainer.n_gpus_per_node')} and {shown(config, 'trainer.nnodes')} ask for more. Set "
+            f"trainer.controller=ray."
+        )
+    check_sharing_size(config, "engine.ulysses_sequence_parallel_size", workers)
+    check_fsdp_size(config, "engine.fsdp_size", workers)
+
+
+def sft_idle_keys(config: SFTTrainerConfig) -> dict[str, str]:
+    """Keys that were set and that others leave without effect, each with the reason."""
+    return {key: reason for key, reason in _unused(config) if key in config.set_keys}
+
+
+def sft_notices(config: SFTTrainerConfig) -> list[str]:
+    """The same as sentences, one for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in sft_idle_keys(config).items():
+        by_reason.setdefault(reason, []).append(config.set_keys[key])
+    return [f"No effect here: {', '.join(keys)}. The reason: {reason}." for reason, keys in by_reason.items()]
+
+
+def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
+    data, trainer, optim, model = config.data, config.trainer, config.optim, config.model
+    if data.use_dynamic_bsz:
+        yield (
+            "data.micro_batch_size_per_gpu",
+            f"micro-batches are cut by tokens ({shown(config, 'data.use_dynamic_bsz')})",
+        )
+    else:
+        yield "data.max_token_len_per_gpu", f"micro-batches are cut by {shown(config, 'data.micro_batch_size_per_gpu')}"
+    if data.response_key is not None:
+        yield "data.messages_key", f"rows have one answer ({shown(config, 'data.response_key')})"
+    if trainer.save_freq <= 0:
+        for name in ("on_save_error", "max_actor_ckpt_to_keep", "esi_redundant_time"):
+            yield f"trainer.{name}", shown(config, "trainer.save_freq")
+        yield "checkpoint.async_save", shown(config, "trainer.save_freq")
+    if trainer.keep_best is None:
+        yield "trainer.keep_best_mode", shown(config, "trainer.keep_best")
+    if trainer.resume_mode == "disable":
+        yield "trainer.del_local_ckpt_after_load", shown(config, "trainer.resume_mode")
+    if not model.lora_rank and model.lora_adapter_path is None:
+        for name in ("lora_alpha", "target_modules", "exclude_modules", "lora_seed"):
+            yield f"model.{name}", "no adapters are trained (model.lora_rank=0)"
+    if optim.lr_scheduler_type == "constant":
+        yield "optim.min_lr_ratio", shown(config, "optim.lr_scheduler_type")
+    if optim.lr_scheduler_type != "cosine":
+        yield "optim.num_cycles", shown(config, "optim.lr_scheduler_type")
+    if optim.lr_scheduler_type != "wsd":
+        for name in ("lr_decay_steps", "lr_decay_steps_ratio"):
+            yield f"optim.{name}", shown(config, "optim.lr_scheduler_type")
+    if optim.lr_warmup_steps >= 0:
+        yield "optim.lr_warmup_steps_ratio", shown(config, "optim.lr_warmup_steps")

@@ -1,0 +1,296 @@
+"""The loop of supervised fine-tuning. A step is one optimizer step on `data.train_batch_size` conversations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from burnish.config import SFTTrainerConfig
+from burnish.config.usage import mark_read
+from burnish.data.loader import create_dataloader
+from burnish.protocol import DataProto
+from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
+from burnish.trainer.cluster_nodes import refuse_unfit_nodes
+from burnish.trainer.ppo.bottleneck import bottleneck_metrics
+from burnish.trainer.ppo.checkpoints import RunCheckpoints
+from burnish.trainer.ppo.mini_batches import plan_mini_batches
+from burnish.trainer.ppo.pace import compute_throughout_metrics
+from burnish.trainer.ppo.prompts import PromptStream
+from burnish.trainer.ppo.run_log import RunLog
+from burnish.trainer.ppo.spawn import stack_folder
+from burnish.trainer.ppo.stages import StepReport, stage
+from burnish.trainer.ppo.step_metrics import log_unfinished_step
+from burnish.trainer.ppo.updates import SkippedUpdates, merge_ranks
+from burnish.trainer.sft.validation import run_validation
+from burnish.utils.errors import CheckpointError
+from burnish.utils.timing import marked_timer
+
+logger = logging.getLogger("burnish.trainer")
+
+ROLE = "actor"
+"""Of the one model, as its part of a checkpoint is called: what reads checkpoints knows it by this name."""
+
+
+class SFTTrainer:
+    """Teaches a model the marked tokens of conversations.
+
+    Args:
+        config: the whole configuration.
+        tokenizer: the model's.
+        worker_cls: class of the workers.
+        resource_pool_manager: which processes and devices the model gets.
+        worker_group_cls: `RayWorkerGroup`, or `LocalWorkerGroup` for one process without Ray.
+        train_dataset, val_dataset: rows with ``input_ids`` and ``loss_mask``; see `burnish.data.sft_dataset`.
+        collate_fn: rows -> batch.
+        callbacks: called with a `StepReport` after every step.
+
+    Raises:
+        DataError: the rows cannot fill one batch.
+    """
+
+    use_critic = False
+
+    def __init__(
+        self,
+        config: SFTTrainerConfig,
+        tokenizer: Any,
+        worker_cls: type,
+        resource_pool_manager: Any,
+        worker_group_cls: Callable[..., WorkerGroup],
+        train_dataset: Any,
+        val_dataset: Any = None,
+        *,
+        collate_fn: Callable[..., DataProto],
+        callbacks: tuple[Callable[[StepReport], None], ...] = (),
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.worker_cls = worker_cls
+        self.resource_pool_manager = resource_pool_manager
+        self.worker_group_cls = worker_group_cls
+        self.train_dataset, self.val_dataset = train_dataset, val_dataset
+        self.global_steps = 0
+        self.total_tokens = 0
+        self.current_stage = "start"
+        self.metrics: dict[str, float] = {}
+        self.timing_raw: dict[str, float] = {}
+        self.is_logged = True
+        self.worker_groups: dict[str, Any] = {}
+        self.actor_rollout_wg: Any = None
+        self.critic_wg: Any = None
+        data = config.data
+        common: dict[str, Any] = {"seed": data.seed, "num_workers": data.num_workers, "collate_fn": collate_fn}
+        self.train_dataloader = create_dataloader(
+            train_dataset, data.train_batch_size, shuffle=data.shuffle, drop_last=True, **common
+        )
+        self.val_dataloader = None
+        if val_dataset is not None:
+            size = data.val_batch_size or data.train_batch_size
+            self.val_dataloader = create_dataloader(val_dataset, size, shuffle=False, drop_last=False, **common)
+        self.prompts = PromptStream(self.train_dataloader)
+        epochs, steps = config.trainer.total_epochs, config.trainer.total_training_steps
+        self.total_training_steps = steps or len(self.train_dataloader) * epochs
+        self.checkpoints = RunCheckpoints(self)
+        self.skipped_updates = SkippedUpdates(
+            config.trainer.max_skipped_updates,
+            self.checkpoints.root,
+            why_empty="no row had a token that is learnt",
+            advice="and the rows, or lower the learning rate (optim.lr)",
+        )
+        self.run_log = RunLog(config, tokenizer, callbacks, self.total_training_steps)
+
+    # ------------------------------------------------------------------------------------------------ start
+
+    def init_workers(self) -> None:
+        """Starts the worker processes and loads the model."""
+        self.run_log.show(lambda: (self.global_steps, self.current_stage))
+        trainer = self.config.trainer
+        self.resource_pool_manager.create_resource_pool()
+        refuse_unfit_nodes(self.config, self.resource_pool_manager)
+        with_args = RayClassWithInitArgs(
+            self.worker_cls,
+            config=self.config,
+            device=trainer.device,
+            total_training_steps=self.total_training_steps,
+        )
+        group: Any = self.worker_group_cls(
+            resource_pool=self.resource_pool_manager.get_resource_pool(ROLE),
+            ray_cls_with_init=create_colocated_worker_cls({ROLE: with_args}),
+            name_prefix=ROLE,
+            stage_timeout=trainer.stage_timeout,
+            stack_folder=str(stack_folder(self.config)),
+            collective_timeout=self.config.nccl_timeout,
+        )
+        if trainer.controller != "local":
+            # Dropout draws from them; the driver's are seeded as the run begins.
+            group.execute_all_sync("seed_generators", trainer.seed)
+        self.worker_groups = group.spawn({ROLE})
+        self.actor_rollout_wg = self.worker_groups[ROLE]
+        self.actor_rollout_wg.init_model()
+
+    def shutdown(self) -> None:
+        """Ends the worker processes and closes the logs, all of them also where one cannot; safe to call twice."""
+        groups, self.worker_groups = self.worker_groups, {}
+        with ExitStack() as ending:
+            # From the last to the first.
+            ending.callback(self.run_log.close)
+            ending.callback(self.resource_pool_manager.shutdown)
+            for group in groups.values():
+                ending.callback(group.shutdown)
+            log_unfinished_step(self)
+
+    # -------------------------------------------------------------------------------------------------- fit
+
+    def fit(self) -> None:
+        """Trains until ``trainer.total_training_steps``, from the newest checkpoint if there is one.
+
+        Raises:
+            TrainingError: no update in more than ``trainer.max_skipped_updates`` steps in a row.
+            WorkerError: a worker failed or died.
+        """
+        with self.checkpoints.stoppable():
+            self._start_run()
+            for batch in self._batches():
+                with self._step():
+                    self._train(batch)
+                self._end_updates(batch)
+                self._validate()
+                self._save_checkpoint()
+                self._log(batch)
+                self.checkpoints.end_step()
+            for group in self.worker_groups.values():
+                mark_read(group.config_reads())
+
+    def _start_run(self) -> None:
+        """Resumes, opens the logs, and validates before training if asked to."""
+        trainer = self.config.trainer
+        self.checkpoints.load()
+        self.run_log.open(self.checkpoints.root, self.global_steps)
+        is_wanted = trainer.val_before_train or trainer.val_only or self.checkpoints.validation_is_due
+        if is_wanted and self.val_dataloader is not None:
+            self._run_validation()
+            self.checkpoints.end_first_validation()
+            self.metrics["timing_s/testing"] = self.timing_raw["testing"]
+            self.run_log.step(self.metrics, self.global_steps)
+
+    def _batches(self) -> Iterator[DataProto]:
+        """The rows of one step after the other, until the last step."""
+        if self.config.trainer.val_only:
+            return
+        if self.is_last_step:
+            logger.warning(
+                "Nothing to train: the checkpoint is of step %d, and the run ends at step %d (trainer.total_training_steps).",
+                self.global_steps,
+                self.total_training_steps,
+            )
+        while not self.is_last_step:
+            self.checkpoints.stop.begin_step()
+            rows: Any = next(self.prompts)
+            self.global_steps += 1
+            yield self.learnt_rows(rows)
+
+    @staticmethod
+    def learnt_rows(rows: DataProto) -> DataProto:
+        """The collated rows as the engine takes them: with labels where a token is learnt.
+
+        A label costs a product with the whole vocabulary, so the tokens of users and tools have none.
+        """
+        batch = rows.select()
+        batch.tensors["response_mask"] = batch.tensors["loss_mask"].bool()
+        return batch
+
+    @property
+    def is_last_step(self) -> bool:
+        """Whether the current step ends the run."""
+        return self.global_steps >= self.total_training_steps
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        self.metrics, self.timing_raw, self.is_logged = {}, {}, False
+        with marked_timer("step", self.timing_raw):
+            yield
+
+    # ----------------------------------------------------------------------------------------------- stages
+
+    @stage("train")
+    def _train(self, batch: DataProto) -> None:
+        """One optimizer step on all rows of the batch."""
+        planned = plan_mini_batches(
+            batch,
+            num_prompts=len(batch),
+            dp_size=self.actor_rollout_wg.dp_size(ROLE),
+            balance=self.config.trainer.balance_batch,
+        )
+        planned.meta_info |= {"global_steps": self.global_steps, "max_response_length": 1}
+        seqlen = planned.meta_info.pop("seqlen_metrics")
+        metrics = merge_ranks(self.actor_rollout_wg.train_batch(planned))
+        self.metrics |= seqlen | metrics
+        num_updates = len(planned.meta_info["mini_batches"]) - int(metrics["train/empty_updates"])
+        self.skipped_updates.watch("train", metrics, num_updates, self.global_steps, batch)
+
+    def _is_due(self, freq: int) -> bool:
+        return freq > 0 and (self.global_steps % freq == 0 or self.is_last_step)
+
+    def _validate(self) -> None:
+        """The loss of the validation, every ``trainer.test_freq`` steps and at the end."""
+        if self.val_dataloader is not None and self._is_due(self.config.trainer.test_freq):
+            with self.checkpoints.leaves_validation():
+                self._run_validation()
+
+    @stage("testing")
+    def _run_validation(self) -> None:
+        self.metrics |= run_validation(self)
+
+    # ------------------------------------------------------------------------------------------ bookkeeping
+
+    def own_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of this trainer beside its place in the data."""
+        return {"total_tokens": self.total_tokens}
+
+    def restore_own_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with what `own_state` gave."""
+        if "total_tokens" not in state:
+            raise CheckpointError(
+                "The checkpoint is of a run of reinforcement learning, whose place in the data means nothing here. Train its "
+                "model further by model.path=<checkpoint>/actor."
+            )
+        self.total_tokens = state["total_tokens"]
+
+    def push_weights(self) -> None:
+        """Nobody else reads the weights."""
+
+    def _end_updates(self, batch: DataProto) -> None:
+        """From here on the step's result can be saved, and the run be left."""
+        self.total_tokens += int(batch.tensors["attention_mask"].count_nonzero())
+        self.prompts.end_step(batch)
+        self.checkpoints.take_state()
+
+    def _save_checkpoint(self) -> None:
+        """A checkpoint every ``trainer.save_freq`` steps, at the end, and whenever else one is due."""
+        if self.checkpoints.is_due():
+            self._write_checkpoint()
+
+    @stage("save_checkpoint")
+    def _write_checkpoint(self) -> None:
+        self.checkpoints.save()
+
+    def _log(self, batch: DataProto) -> None:
+        """All metrics of the step, to every logger and callback."""
+        tensors = batch.tensors
+        n_gpus = self.resource_pool_manager.get_n_gpus()
+        self.metrics |= {
+            "train/num_tokens": float(tensors["attention_mask"].count_nonzero()),
+            "train/num_learnt_tokens": float(tensors["loss_mask"].count_nonzero()),
+            "train/total_tokens": float(self.total_tokens),
+            **{f"timing_s/{name}": seconds for name, seconds in self.timing_raw.items()},
+            **compute_throughout_metrics(batch, self.timing_raw, n_gpus),
+            "training/global_step": float(self.global_steps),
+            "training/epoch": float(self.prompts.epoch),
+        }
+        per_token = self.timing_raw["train"] * 1000 / self.metrics["train/num_tokens"]
+        self.metrics["timing_per_token_ms/train"] = per_token
+        self.metrics |= bottleneck_metrics(self.metrics)
+        self.is_logged = True
+        self.run_log.step(self.metrics, self.global_steps)
