@@ -17,10 +17,15 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from burnish.config.rejection import RejectionRule, parse_rejection
-from burnish.core_algos.collectives import ONE_RANK, Collective
+from burnish.core_algos.importance_weights import (
+    bounded_weights,
+    importance_ratios,
+    largest,
+    weight_metrics,
+    weights_of_rows,
+)
 from burnish.core_algos.masks import loss_mask_of
 from burnish.core_algos.policy_difference import (
-    LOG_RATIO_BOUND,
     difference_metrics,
     difference_of_rows,
     joined,
@@ -31,7 +36,7 @@ from burnish.core_algos.policy_difference import (
     rollout_log_ratio,
 )
 from burnish.protocol import DataProto
-from burnish.utils.errors import ConfigError, TrainingError
+from burnish.utils.errors import TrainingError
 from burnish.utils.torch_functional import as_mask, at_least_fp32, check_finite
 
 
@@ -43,7 +48,7 @@ class RolloutCorrectionSettings(Protocol):
     def rollout_is(self) -> str | None: ...
 
     @property
-    def rollout_is_threshold(self) -> float: ...
+    def rollout_is_threshold(self) -> str | float: ...
 
     @property
     def rollout_rs(self) -> str | None: ...
@@ -102,7 +107,8 @@ def compute_rollout_correction_and_rejection_mask(
     """Importance weights, the mask without what is rejected, and how far the two policies are apart.
 
     w = min(exp(log r), ``rollout_is_threshold``) for ``rollout_is=token``; for ``sequence`` every token of a row gets
-    min(exp(sum of log r over m), threshold), the sum within +-20. ``rollout_is_batch_normalize`` then divides by the mean
+    min(exp(sum of log r over m), threshold), the sum within +-20. With two bounds, "lower_upper", weights outside of them are
+    0 instead (IcePop). ``rollout_is_batch_normalize`` then divides by the mean
     of w over the tokens that are left in the mask, so that normalised weights do not change the size of the loss.
     Deviation: verl normalises over m, rejected tokens included, and sequence weights by a mean over rows.
 
@@ -122,7 +128,8 @@ def compute_rollout_correction_and_rejection_mask(
             mean, std                    of w; std with divisor N
             max, min                     of exp(log r), or of exp(sum), before it is truncated
             eff_sample_size              mean(w)^2 / mean(w^2), from 0 to 1
-            ratio_fraction_high, _low    share of tokens above the threshold (truncated), below 1 / threshold
+            ratio_fraction_high, _low    share of tokens above the threshold (truncated), below 1 / threshold, or
+                                         above the upper and below the lower of two bounds (both 0)
             seq_mean, _std, _max, _min   of the means of w over the tokens of each row
             batch_norm_factor            what w was divided by, if it was
             ============================ ================================================================
@@ -147,13 +154,13 @@ def compute_rollout_correction_and_rejection_mask(
     if config.rollout_is is None:
         return None, kept, metrics
     weights = torch.cat([weights for weights, _, _ in blocks if weights is not None])
-    weight_metrics = _weight_metrics(of_rows)
+    of_weights = weight_metrics(of_rows)
     if config.rollout_is_batch_normalize:
-        num_kept = of_rows["num_kept"].sum()
-        factor = torch.where(num_kept > 0, of_rows["kept_weight"].sum() / num_kept.clamp(min=1), 1.0)
-        weight_metrics["rollout_is_batch_norm_factor"] = factor
+        total = of_rows["kept_weight"].sum()
+        factor = torch.where(total == 0, 1.0, total / of_rows["num_kept"].sum().clamp(min=1))
+        of_weights["rollout_is_batch_norm_factor"] = factor
         weights = weights / factor.to(weights.dtype)
-    return weights, kept, metrics | logged(weight_metrics)
+    return weights, kept, metrics | logged(of_weights)
 
 
 def _correct_rows(
@@ -171,36 +178,10 @@ def _correct_rows(
     if config.rollout_is is None:
         return None, kept, of_rows
     ratios = importance_ratios(log_ratio, mask, config.rollout_is)
-    weights = ratios.clamp(max=config.rollout_is_threshold)
-    of_rows |= _weights_of_rows(weights, ratios, mask, config.rollout_is_threshold)
+    weights = bounded_weights(ratios, config.rollout_is_threshold)
+    of_rows |= weights_of_rows(weights, ratios, mask, config.rollout_is_threshold)
     of_rows |= {"kept_weight": torch.where(kept, weights, 0.0).sum(dim=-1), "num_kept": kept.sum(dim=-1).double()}
     return weights.to(at_least_fp32(old_log_prob).dtype), kept, of_rows
-
-
-def importance_ratios(
-    log_ratio: Float[Tensor, "batch response"], mask: Bool[Tensor, "batch response"], rollout_is: str
-) -> Float[Tensor, "batch response"]:
-    """exp(log r) of each token, or for ``rollout_is=sequence`` of the row, before truncation; 0 outside the mask.
-
-    Raises:
-        ConfigError: ``rollout_is`` is neither token nor sequence.
-    """
-    if rollout_is == "sequence":
-        log_ratio = log_ratio.sum(dim=-1, keepdim=True).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    elif rollout_is != "token":
-        raise ConfigError(
-            f"algorithm.rollout_correction.rollout_is={rollout_is}: there are no such weights. Known: token, sequence."
-        )
-    return torch.where(mask, log_ratio.exp(), 0.0)
-
-
-def mean_weight(
-    weights: Float[Tensor, "batch response"], mask: Bool[Tensor, "batch response"], collective: Collective = ONE_RANK
-) -> Float[Tensor, ""]:
-    """The mean of ``weights`` over the tokens in ``mask`` on all ranks; 1 if there are none."""
-    here = torch.stack([torch.where(mask, weights, 0.0).sum(), mask.sum().to(weights.dtype)])
-    total, num_tokens = collective.sum(here).unbind()
-    return torch.where(num_tokens > 0, total / num_tokens.clamp(min=1), 1.0)
 
 
 @torch.no_grad()
@@ -235,8 +216,8 @@ def reject(
         kept &= ~rejected
         of_rows |= {
             f"{rule.name}_sum": statistic if statistic.dim() == 1 else statistic.sum(dim=-1),
-            f"{rule.name}_max": statistic if statistic.dim() == 1 else _largest(statistic, mask),
-            f"{rule.name}_min": statistic if statistic.dim() == 1 else -_largest(-statistic, mask),
+            f"{rule.name}_max": statistic if statistic.dim() == 1 else largest(statistic, mask),
+            f"{rule.name}_min": statistic if statistic.dim() == 1 else -largest(-statistic, mask),
             f"{rule.name}_rejected": (mask & rejected).sum(dim=-1).double(),
         }
     of_rows["rejected"] = (mask & ~kept).sum(dim=-1).double()
@@ -282,10 +263,6 @@ def _fractions(name: str, rejected: Tensor, length: Tensor) -> dict[str, Tensor]
     }
 
 
-def _largest(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, values, -math.inf).amax(dim=-1)
-
-
 def _judge(log_ratio: Tensor, mask: Tensor, rule: RejectionRule) -> tuple[Tensor, Tensor]:
     """The rule's statistic, of each token or of each row, and the entries [batch, response] that it rejects."""
     # 0 outside the mask, as log r is, and 0 lies within all bounds.
@@ -308,43 +285,3 @@ def _judge(log_ratio: Tensor, mask: Tensor, rule: RejectionRule) -> tuple[Tensor
 def _outside(values: Tensor, low: float, high: float) -> Tensor:
     """Not the negation of "within": NaN is neither, and stays."""
     return (values < low) | (values > high)
-
-
-def _weights_of_rows(weights: Tensor, ratios: Tensor, mask: Tensor, threshold: float) -> dict[str, Tensor]:
-    """Measures of each row, which `_weight_metrics` reads; weights and ratios are 0 outside the mask."""
-    total = weights.sum(dim=-1)
-    mean = total / mask.sum(dim=-1).clamp(min=1)
-    return {
-        "weight": total,
-        "weight_mean": mean,
-        "weight_spread": torch.where(mask, weights - mean.unsqueeze(-1), 0.0).square_().sum(dim=-1),
-        "ratio_max": _largest(ratios, mask),
-        "ratio_min": -_largest(-ratios, mask),
-        "num_high": (ratios > threshold).sum(dim=-1).double(),
-        "num_low": (mask & (ratios < 1.0 / threshold)).sum(dim=-1).double(),
-    }
-
-
-def _weight_metrics(of_rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As `compute_rollout_correction_and_rejection_mask` has them, for weights that are not normalised."""
-    length = of_rows["length"]
-    counts, num_tokens = length > 0, length.sum().clamp(min=1)
-    mean = of_rows["weight"].sum() / num_tokens
-    # In two passes: the spread within the rows, and that of the rows' means.
-    between = length * (of_rows["weight_mean"] - mean).square()
-    variance = (of_rows["weight_spread"] + between).sum() / num_tokens
-    seq_means = kept_values(of_rows["weight_mean"], counts)
-    return {
-        "rollout_is_mean": mean,
-        "rollout_is_std": variance.sqrt(),
-        "rollout_is_max": kept_values(of_rows["ratio_max"], counts).max(),
-        "rollout_is_min": kept_values(of_rows["ratio_min"], counts).min(),
-        # Weights are above 0: only an empty mask needs the bound.
-        "rollout_is_eff_sample_size": mean.square() / (variance + mean.square()).clamp(min=1e-300),
-        "rollout_is_ratio_fraction_high": of_rows["num_high"].sum() / num_tokens,
-        "rollout_is_ratio_fraction_low": of_rows["num_low"].sum() / num_tokens,
-        "rollout_is_seq_mean": seq_means.mean(),
-        "rollout_is_seq_std": seq_means.std(correction=0),
-        "rollout_is_seq_max": seq_means.max(),
-        "rollout_is_seq_min": seq_means.min(),
-    }

@@ -70,6 +70,14 @@ def test_reinforce_weighs_log_probs_and_its_weights_have_no_gradient():
     )
 
 
+def test_reinforce_leaves_out_what_is_outside_of_two_bounds():
+    correction = {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": "0.6_2.5"}
+    loss, gradient, metrics = one_row([LOG2, -LOG2, 2.0], [1.0, -1.0, 0.5], **correction)
+    assert loss == pytest.approx(-2.0 * (LOG2 - 1) / 3)
+    assert gradient == pytest.approx([-2.0 / 3, 0.0, 0.0])
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(2.0 / 3)
+
+
 def test_reinforce_takes_the_product_over_the_row():
     _, gradient, _ = one_row([LOG2, -2 * LOG2], [1.0, 1.0], loss_type="reinforce", rollout_is="sequence")
     assert gradient == pytest.approx([-0.25, -0.25])

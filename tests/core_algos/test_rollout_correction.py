@@ -85,6 +85,27 @@ def test_normalised_weights_have_mean_one_over_the_tokens_that_are_left():
     assert metrics["rollout_is_mean"] == pytest.approx(7 / 3)
 
 
+def test_weights_outside_of_two_bounds_are_zero_and_stay_in_the_mask():
+    weights, kept, metrics = correct([[LOG2, 0.0, -LOG2, 1.0]], rollout_is="token", rollout_is_threshold="0.6_2.5")
+    torch.testing.assert_close(weights, torch.tensor([[2.0, 1.0, 0.0, 0.0]], dtype=torch.float64))
+    assert kept.all()
+    assert metrics["rollout_is_mean"] == pytest.approx(3 / 4)
+    assert metrics["rollout_is_ratio_fraction_high"] == metrics["rollout_is_ratio_fraction_low"] == pytest.approx(1 / 4)
+
+
+def test_two_bounds_judge_the_product_of_a_row():
+    weights, _, _ = correct([[LOG2, LOG2], [LOG2, -LOG2]], rollout_is="sequence", rollout_is_threshold="0.5_3")
+    assert weights.tolist() == [[0.0, 0.0], [pytest.approx(1.0)] * 2]
+
+
+def test_weights_that_are_all_zero_are_not_normalised():
+    weights, _, metrics = correct(
+        [[1.0, 1.0]], rollout_is="token", rollout_is_threshold="0.5_2", rollout_is_batch_normalize=True
+    )
+    assert weights.tolist() == [[0.0, 0.0]]
+    assert metrics["rollout_is_batch_norm_factor"] == 1.0
+
+
 @pytest.mark.parametrize("rollout_is", ["token", "sequence"])
 @pytest.mark.parametrize("difference", [100.0, -100.0, 1000.0, -1000.0])
 def test_extreme_differences_give_finite_weights_and_metrics(rollout_is, difference):

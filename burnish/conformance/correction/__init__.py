@@ -29,7 +29,7 @@ def _weights(level: str) -> Correction:
         name=f"rollout_is={level}",
         settings=settings,
         hand=WEIGHTS[level],
-        other_settings=(normalized, {**normalized, **beside}),
+        other_settings=(normalized, {**normalized, **beside}, {**settings, "rollout_is_threshold": "0.7_1.6"}),
     )
 
 

@@ -31,23 +31,24 @@ def _log_ratios(log_prob: Matrix, rollout_log_prob: Matrix, mask: Matrix) -> lis
 def importance_weights(
     log_prob: Matrix, rollout_log_prob: Matrix, mask: Matrix, settings: Mapping[str, Any]
 ) -> Matrix | None:
-    """min(r, threshold) per token, or that of the whole row on each of its tokens; 1 outside the mask.
+    """min(r, threshold) per token, or that of the whole row on each of its tokens; 1 outside the mask. Of two bounds, as
+    "0.5_2.0", r where it lies between them, else 0.
 
     Normalised weights are divided by their mean over the tokens that no rule rejects.
     """
     if settings["rollout_is"] is None:
         return None
-    threshold = settings["rollout_is_threshold"]
+    lower, _, upper = str(settings["rollout_is_threshold"]).rpartition("_")
     ratios = _log_ratios(log_prob, rollout_log_prob, mask)
     weights = [[1.0] * len(row) for row in mask]
     for i, row in enumerate(mask):
         if not ratios[i]:
             continue
         if settings["rollout_is"] == "sequence":
-            of_row = min(math.exp(clamp(sum(ratios[i]), -20.0, 20.0)), threshold)
+            of_row = _bounded(math.exp(clamp(sum(ratios[i]), -20.0, 20.0)), lower, float(upper))
             of_tokens = [of_row] * len(ratios[i])
         else:
-            of_tokens = [min(math.exp(ratio), threshold) for ratio in ratios[i]]
+            of_tokens = [_bounded(math.exp(ratio), lower, float(upper)) for ratio in ratios[i]]
         for t, weight in zip(kept(row), of_tokens, strict=True):
             weights[i][t] = weight
     if settings["rollout_is_batch_normalize"]:
@@ -58,6 +59,12 @@ def importance_weights(
             for w, row in zip(weights, mask, strict=True)
         ]
     return weights
+
+
+def _bounded(ratio: float, lower: str, upper: float) -> float:
+    if not lower:
+        return min(ratio, upper)
+    return ratio if float(lower) <= ratio <= upper else 0.0
 
 
 def accepted(log_prob: Matrix, rollout_log_prob: Matrix, mask: Matrix, settings: Mapping[str, Any]) -> Matrix:

@@ -11,6 +11,7 @@ from burnish.config import RolloutCorrectionConfig
 from burnish.config.rejection import parse_rejection
 from burnish.core_algos.aggregation import agg_loss, token_mean
 from burnish.core_algos.collectives import ONE_RANK, Collective
+from burnish.core_algos.importance_weights import bounded_weights, importance_ratios, mean_weight
 from burnish.core_algos.policy_difference import LOG_RATIO_BOUND, k_statistic, rollout_log_ratio
 from burnish.core_algos.policy_losses.base import (
     LossAndMetrics,
@@ -22,12 +23,7 @@ from burnish.core_algos.policy_losses.base import (
     token_metrics,
 )
 from burnish.core_algos.policy_losses.vanilla import compute_policy_loss_vanilla
-from burnish.core_algos.rollout_correction import (
-    RolloutCorrectionSettings,
-    importance_ratios,
-    mean_weight,
-    reject,
-)
+from burnish.core_algos.rollout_correction import RolloutCorrectionSettings, reject
 from burnish.utils.errors import ConfigError
 from burnish.utils.torch_functional import as_mask, at_least_fp32, check_finite, zero_outside
 
@@ -207,7 +203,8 @@ def _normalizes(correction: BypassCorrection) -> bool:
 
 def _weights(log_ratio: Tensor, mask: Tensor, correction: BypassCorrection) -> Tensor:
     assert correction.rollout_is is not None
-    return importance_ratios(log_ratio, mask, correction.rollout_is).clamp(max=correction.rollout_is_threshold)
+    ratios = importance_ratios(log_ratio, mask, correction.rollout_is)
+    return bounded_weights(ratios, correction.rollout_is_threshold)
 
 
 def _rollout_metrics(
@@ -227,7 +224,9 @@ def _rollout_metrics(
     # A micro-batch without a token has extremes that no other's can lose to.
     largest, smallest = math.exp(LOG_RATIO_BOUND), math.exp(-LOG_RATIO_BOUND)
     return metrics | {
-        "rollout_corr/rollout_is_mean": token_mean(ratios.clamp(max=correction.rollout_is_threshold), mask, num_tokens),
+        "rollout_corr/rollout_is_mean": token_mean(
+            bounded_weights(ratios, correction.rollout_is_threshold), mask, num_tokens
+        ),
         "rollout_corr/rollout_is_max": torch.where(mask, ratios, smallest).max(),
         "rollout_corr/rollout_is_min": torch.where(mask, ratios, largest).min(),
     }
