@@ -99,7 +99,7 @@ class ModelEstimate:
         """
         if self.cost is None:
             return None
-        fixed = self.state.passing + self._head(num_tokens)
+        fixed = self.state.passing + self.update_head_bytes(num_tokens)
         if self.mode == "auto":
             return plan_memory(
                 self.cost,
@@ -137,7 +137,8 @@ class ModelEstimate:
         head = 0 if self.head is None else head_bytes(num_tokens, self.head, on_gpu=self.on_gpu, backward=False)
         return gathered + int(num_tokens * states) + max(head, int(num_tokens * self.cost.block))
 
-    def _head(self, num_tokens: int) -> int:
+    def update_head_bytes(self, num_tokens: int) -> int:
+        """What the language-model head takes in an update of ``num_tokens`` at once."""
         return 0 if self.head is None else head_bytes(num_tokens, self.head, on_gpu=self.on_gpu)
 
 

@@ -19,7 +19,7 @@ from burnish.engine.checkpoint import EngineCheckpoint
 from burnish.engine.compute_dtype import resolve_dtype
 from burnish.engine.keys import Keys
 from burnish.engine.layout import Module, Sharded
-from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory
+from burnish.engine.memory import ActivationPlanner, MemoryPlan, free_memory, total_memory
 from burnish.engine.mesh import make_mesh
 from burnish.engine.offload import can_offload
 from burnish.engine.optimizer import MasterOptimizer
@@ -37,11 +37,14 @@ from burnish.model.packing import Packed
 from burnish.model.policy import PolicyModule, ValueModule
 from burnish.model.sequence_parallel import check_can_share
 from burnish.protocol import DataProto
-from burnish.utils import progress
+from burnish.utils import heap, progress
 from burnish.utils.errors import ConfigError, ModelError
 from burnish.utils.transfers import Transfers
 
 logger = logging.getLogger("burnish.engine")
+
+# Of a CPU's memory: what its processes may keep of freed memory between two uses, together.
+_KEPT_SHARE = 1 / 8
 
 
 class FSDPEngine:
@@ -60,6 +63,7 @@ class FSDPEngine:
         total_training_steps: trainer steps of the run, for the learning-rate schedule.
         model: a model from `burnish.model.load` to take over instead of loading ``model_config.path``.
         share_prompts: whether rows with the same prompt compute it once in a micro-batch; None: where it saves enough.
+        keys: what its configuration keys are called in messages; None: as ``module`` says.
     """
 
     def __init__(
@@ -73,10 +77,11 @@ class FSDPEngine:
         total_training_steps: int = 1,
         model: PreTrainedModel | None = None,
         share_prompts: bool | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.device = torch.device(device)
         self._share_prompts = share_prompts
-        self._mesh = make_mesh(engine_config.ulysses_sequence_parallel_size)
+        self._mesh = make_mesh(engine_config.ulysses_sequence_parallel_size, self.device.type)
         self.dp_rank, self.dp_size, self.sp_size = self._mesh.dp_rank, self._mesh.dp_size, self._mesh.sp_size
         self.model_config = model_config
         self.engine_config = engine_config
@@ -86,6 +91,8 @@ class FSDPEngine:
             raise ConfigError("A model path is needed: set actor_rollout_ref.model.path (or critic.model.path).")
         dtype = resolve_dtype(engine_config.dtype, self.device, lambda: builder.config_of(model))
         trained = optim_config is not None
+        if trained and self.device.type == "cpu":
+            heap.keep_freed_memory()
         # Masters have at least float32; a model that is only read needs none, nor does one beside its adapters.
         master_dtype = torch.promote_types(dtype, torch.float32)
         self.has_adapters = lora.wants_adapters(model_config)
@@ -96,7 +103,7 @@ class FSDPEngine:
         prepare_module(
             whole, model_config, trained=trained, has_adapters=self.has_adapters, dtype=dtype, device=self.device
         )
-        self._keys = Keys.of(module, trained=trained)
+        self._keys = keys or Keys.of(module, trained=trained)
         self._transfers = Transfers(self.device)
         self._planner = self._make_planner(whole, dtype, trained)
         self._layout = make_layout(whole, dtype, self.device, engine_config, from_rank_zero=from_rank_zero)
@@ -287,6 +294,8 @@ class FSDPEngine:
         Call it when the stage is over: after the last update of a step, after a log-prob pass.
         """
         self._residence.park()
+        if self.device.type == "cpu":
+            heap.give_back(above=int(_KEPT_SHARE * total_memory(self.device, ranks.world_size())))
 
     @property
     def memory_plan(self) -> MemoryPlan | None:

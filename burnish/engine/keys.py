@@ -32,7 +32,8 @@ class Keys:
 
     @classmethod
     def of(cls, kind: str, *, trained: bool) -> "Keys":
-        """Those of a "policy", a "value" function or a "reward" model, which is trained or only read."""
+        """Those of a "policy", a "value" function or a "reward" model, which is trained or only read; "sft" is a policy that is
+        trained by supervised fine-tuning."""
         if kind == "reward":
             section = "reward.reward_model"
             return cls(
@@ -53,6 +54,16 @@ class Keys:
                 update_stage="the update of the critic",
                 infer_stage="the pass for the critic's values",
                 step_stage="the optimizer step of the critic",
+            )
+        if kind == "sft":
+            return cls(
+                model_section="model",
+                fsdp_section="engine",
+                update="data",
+                inference="data",
+                update_stage="the update",
+                infer_stage="the pass of the validation",
+                step_stage="the optimizer step",
             )
         return cls(
             model_section=f"{_POLICY}.model",
@@ -78,6 +89,9 @@ class Keys:
         if prefix == "reward.reward_model":
             # As they have always been called.
             size, tokens = f"{prefix}.micro_batch_size_per_gpu", f"{prefix}.forward_max_token_len_per_gpu"
+            return MicroBatch(size_key=size, tokens_key=tokens, by_rows=by_rows)
+        if prefix == "data":
+            size, tokens = f"{prefix}.micro_batch_size_per_gpu", f"{prefix}.max_token_len_per_gpu"
             return MicroBatch(size_key=size, tokens_key=tokens, by_rows=by_rows)
         return MicroBatch(
             size_key=f"{prefix}_micro_batch_size_per_gpu",

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -225,7 +224,7 @@ class Sharded:
                 f"one copy of the model each. Set -1 (all of them) or one of {sizes}."
             )
         shape, names = ((world,), ("shard",)) if size == world else ((world // size, size), ("replicate", "shard"))
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        mesh = ranks.make_device_mesh(device.type, shape, names)
         self._shard_group = mesh.get_group("shard")
         master_dtypes = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad} - {dtype}
         policy = MixedPrecisionPolicy()

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from burnish.model.activations import ActivationOffload, BlockActivations
 from burnish.model.fused_layers import fused_blocks, recompute_mlp
 from burnish.model.policy import PolicyModule, ValueModule, backbone_of, transformer_blocks
-from burnish.utils import env
+from burnish.utils import env, heap
 
 logger = logging.getLogger("burnish.engine")
 
@@ -213,7 +213,8 @@ def free_memory(device: torch.device, sharing: int = 1) -> int:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
         available = env.available_memory()
-        free = (1 << 62) if available is None else available // sharing
+        # What this process holds without using it is free to us.
+        free = (1 << 62) if available is None else available // sharing + heap.kept_bytes()
     return int(_USABLE * free)
 
 

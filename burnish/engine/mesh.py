@@ -6,8 +6,6 @@ the size divides its workers. Weights, gradients and optimizer state are split o
 
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from burnish.engine import ranks
 from burnish.model.sequence_parallel import SequenceParallel
 from burnish.utils.errors import ConfigError
@@ -42,8 +40,11 @@ class Mesh:
         return self.sp_rank == 0
 
 
-def make_mesh(sp_size: int) -> Mesh:
+def make_mesh(sp_size: int, device_type: str) -> Mesh:
     """Groups of ``sp_size`` neighbours; all ranks call it together.
+
+    Args:
+        device_type: where the tokens lie that they exchange.
 
     Raises:
         ConfigError: the ranks do not divide into such groups.
@@ -57,5 +58,5 @@ def make_mesh(sp_size: int) -> Mesh:
         )
     if sp_size == 1:
         return Mesh(world, rank, None)
-    group, _ = dist.new_subgroups(sp_size)
+    group = ranks.groups([range(start, start + sp_size) for start in range(0, world, sp_size)], device_type)
     return Mesh(world // sp_size, rank // sp_size, SequenceParallel(group, sp_size, rank % sp_size))

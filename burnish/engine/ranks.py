@@ -1,10 +1,12 @@
 """The few collective operations an engine needs, doing nothing on one rank."""
 
-from collections.abc import Iterable
+import datetime
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from burnish.utils.errors import BurnishError
 
@@ -20,6 +22,41 @@ def world_size() -> int:
 def rank() -> int:
     """This process among them."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def groups(of_ranks: Sequence[Sequence[int]], device_type: str) -> dist.ProcessGroup:
+    """Makes a process group of each list of ranks; all ranks call it with the same lists, of which each has one rank once.
+
+    torch gives a new group a time limit of its own, whatever the one of the default group is; here it gets that one. A list
+    of all ranks is the default group.
+
+    Returns:
+        the group of this rank.
+    """
+    default = dist.group.WORLD
+    assert default is not None
+    if len(of_ranks) == 1:
+        return default
+    group, _ = dist.new_subgroups_by_enumeration(
+        [list(each) for each in of_ranks], timeout=time_limit(default, device_type)
+    )
+    return group
+
+
+def make_device_mesh(device_type: str, shape: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+    """All ranks as a mesh, as torch's `init_device_mesh` makes it: ranks of the last dimension are neighbours."""
+    mesh = torch.arange(world_size()).view(*shape)
+    made = [groups(mesh.movedim(axis, -1).reshape(-1, size).tolist(), device_type) for axis, size in enumerate(shape)]
+    if len(made) == 1:
+        return DeviceMesh.from_group(made[0], device_type, mesh_dim_names=tuple(names))
+    return DeviceMesh.from_group(made, device_type, mesh=mesh, mesh_dim_names=tuple(names))
+
+
+def time_limit(group: dist.ProcessGroup, device_type: str) -> datetime.timedelta | None:
+    """After which a collective of ``group`` fails; None where its backend does not say."""
+    # Of the backend for this device: a group may have one for each kind.
+    options = getattr(group._get_backend(torch.device(device_type)), "options", None)
+    return getattr(options, "_timeout", None)
 
 
 def barrier() -> None:

@@ -37,6 +37,7 @@ class LocalWorkerGroup(WorkerGroup):
         stage_timeout: seconds that a call may take to get further (see `burnish.utils.progress`). Enforced on the main thread,
             and as soon as Python code runs: native code that hangs cannot be interrupted from its own process.
         stack_folder: where it is written in which code the process stands when it gets no further.
+        collective_timeout: nothing waits for it in a group of one.
 
     Raises:
         ResourceError: the pool has more than one process.
@@ -50,6 +51,7 @@ class LocalWorkerGroup(WorkerGroup):
         name_prefix: str = "",
         stage_timeout: float | None = None,
         stack_folder: str | None = None,
+        collective_timeout: float | None = None,
     ) -> None:
         if resource_pool is not None and resource_pool.world_size != 1:
             raise ResourceError(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from burnish.single_controller.network import check_network
 from burnish.utils import env
 from burnish.utils.errors import WorkerError
 
@@ -24,6 +25,7 @@ class WorkerContext:
         local_rank: its number among the ``local_world_size`` processes of the group on this node.
         master_addr: address of rank 0's rendezvous store.
         master_port: port of that store, which rank 0 holds open; 0 in a group of one.
+        collective_timeout: seconds after which a collective that not every rank joined fails; 0: torch's default.
     """
 
     rank: int = 0
@@ -32,9 +34,11 @@ class WorkerContext:
     local_world_size: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 0
+    collective_timeout: float = 0.0
 
     def to_env(self) -> dict[str, str]:
-        """As environment variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+        """As environment variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as
+        torch.distributed knows them, and COLLECTIVE_TIMEOUT."""
         return {name.upper(): str(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
@@ -96,7 +100,7 @@ class Worker:
 
         Args:
             device_type: ``cpu`` (gloo) or ``cuda`` (NCCL, and gloo for CPU tensors).
-            timeout_s: seconds after which a collective that not every rank joined fails; torch's default if None.
+            timeout_s: seconds after which a collective that not every rank joined fails; the context's if None.
         """
         if device_type not in _BACKENDS:
             raise WorkerError(
@@ -114,11 +118,13 @@ class Worker:
         """
         if self.world_size == 1 or dist.is_initialized():
             return
+        check_network(self.context, uses_nccl="nccl" in backend)
         if env.get("GLOO_SOCKET_IFNAME") is None and (interface := env.interface_towards(self.master_addr)):
             # Gloo's own choice is the address of the host's name, which many machines resolve to their loopback, where
             # other nodes cannot reach them, or not at all.
             env.set_all({"GLOO_SOCKET_IFNAME": interface})
-        timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
+        seconds = timeout_s or self.context.collective_timeout
+        timeout = datetime.timedelta(seconds=seconds) if seconds else None
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
 
     def seed_generators(self, seed: int) -> None:

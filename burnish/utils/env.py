@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from burnish.utils.cgroup import memory_groups
+
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface.
 
 
@@ -45,17 +47,19 @@ def num_cpus() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes of the computer's memory that nobody uses or that are given up on demand; None where that cannot be told."""
+    """Bytes of the computer's memory that nobody uses or that are given up on demand, and that this process may take: a
+    container or a job may be allowed less. None where that cannot be told."""
     if sys.platform != "linux":
         return None
     with open("/proc/meminfo", encoding="ascii") as file:
         sizes = dict(line.split(":", 1) for line in file)
-    return int(sizes["MemAvailable"].split()[0]) * 1024
+    return min([int(sizes["MemAvailable"].split()[0]) * 1024, *(group.free for group in memory_groups())])
 
 
 def total_memory() -> int:
-    """Bytes of the computer's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of the computer's memory, or of what this process's container or job may have of it."""
+    whole: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([whole, *(group.limit for group in memory_groups())])
 
 
 def interface_towards(address: str) -> str | None:

@@ -49,7 +49,9 @@ def test_the_engine_plans_an_update_with_the_estimates_own_numbers(tokens):
     estimate = estimate_model(model, fsdp, optim, device="cpu")
     engine = FSDPEngine(model, fsdp, optim, device="cpu")
     state = estimate.state
-    assert engine._fixed_bytes(tokens) == state.gradients + state.passing + state.moments + estimate._head(tokens)
+    assert engine._fixed_bytes(tokens) == state.gradients + state.passing + state.moments + estimate.update_head_bytes(
+        tokens
+    )
     assert engine._planner._cost == estimate.cost
 
 

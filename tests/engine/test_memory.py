@@ -207,5 +207,21 @@ def test_moments_and_gradients_that_do_not_exist_yet_are_counted() -> None:
 
 def test_free_memory_on_a_cpu_is_shared_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.env, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory.heap, "kept_bytes", lambda: 0)
     assert memory.free_memory(torch.device("cpu")) == 900
     assert memory.free_memory(torch.device("cpu"), sharing=4) == 225
+    # What the process itself has freed and kept is its own.
+    monkeypatch.setattr(memory.heap, "kept_bytes", lambda: 100)
+    assert memory.free_memory(torch.device("cpu"), sharing=4) == 315
+
+
+def test_an_engine_on_a_cpu_keeps_freed_memory_up_to_its_part_of_an_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(fsdp.heap, "keep_freed_memory", lambda: told.append("keep"))
+    monkeypatch.setattr(fsdp.heap, "give_back", lambda *, above: told.append(above))
+    engine = make_engine()
+    assert told == ["keep"]
+    monkeypatch.setattr(fsdp, "total_memory", lambda device, sharing: 8000 // sharing)
+    monkeypatch.setattr(fsdp.ranks, "world_size", lambda: 2)
+    engine.park()
+    assert told == ["keep", 500]

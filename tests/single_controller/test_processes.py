@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ from burnish.single_controller import (
     create_colocated_worker_cls,
 )
 from burnish.single_controller.ray import RayResourcePool, RayWorkerGroup, ResourcePoolManager
+from burnish.single_controller.ray.nodes import _make_question, facts_of, here, survey
+from burnish.single_controller.ray.resource_pool import addresses, what_lacks
 from burnish.utils import env
 from burnish.utils.errors import ResourceError, WorkerError
 
 pytestmark = pytest.mark.usefixtures("ray_started")
 
 
+REPO = Path(__file__).resolve().parents[2]
 ROLES = {"actor": RayClassWithInitArgs(Place), "critic": RayClassWithInitArgs(OtherPlace)}
 
 
@@ -34,11 +38,13 @@ def started(ray_started) -> Iterator[dict[str, WorkerGroup]]:
     """A group in this process, one of a single Ray worker, and two that share a pool of two processes."""
     made = create_colocated_worker_cls(ROLES)
     pool, single = RayResourcePool([2], use_gpu=False), RayResourcePool([1], use_gpu=False)
+    with chdir("/"):
+        two = RayWorkerGroup(pool, made, collective_timeout=1234)
     yield {
         "local": LocalWorkerGroup(None, made),
         "single": RayWorkerGroup(single, made),
         "one": RayWorkerGroup(pool, made),
-        "two": RayWorkerGroup(pool, made),
+        "two": two,
     }
     pool.release()
     single.release()
@@ -107,6 +113,55 @@ def test_colocated_roles_share_processes_and_act_as_groups_of_their_own(started,
         group.spawn({"judge"})
 
 
+def test_ranks_wait_for_each_other_as_long_as_the_group_was_told(started):
+    assert started["two"].spawn({"actor"})["actor"].seconds_to_wait() == [1234.0, 1234.0]
+
+
+def test_processes_run_where_the_driver_ran_when_it_made_them(started):
+    folders = {
+        name: {place["folder"] for place in started[name].spawn({"actor"})["actor"].place()} for name in ("one", "two")
+    }
+    assert folders == {"one": {os.getcwd()}, "two": {"/"}}
+
+
+def test_a_node_says_what_it_has(ray_started, tmp_path):
+    import burnish
+
+    pool = RayResourcePool([1], use_gpu=False)
+    pool.reserve()
+    assert set(pool.nodes) <= addresses().keys()
+    gone = tmp_path / "gone"
+    (facts,) = survey({node: addresses()[node] for node in pool.nodes}, [str(tmp_path), str(gone)])
+    assert facts.missing == (str(gone),)
+    ours = here(facts.address)
+    assert (facts.burnish, facts.fingerprint, facts.folder) == (burnish.__version__, ours.fingerprint, ours.folder)
+    assert (facts.packages, facts.python, facts.problem) == (ours.packages, ours.python, "")
+    pool.release()
+    assert pool.nodes == ()
+
+
+def test_a_node_without_burnish_can_be_asked_too():
+    # In another interpreter, as on another machine: what travels must not need burnish to be read.
+    from ray import cloudpickle
+
+    question = cloudpickle.dumps(_make_question()).hex()
+    program = f"""
+import sys
+sys.path = [folder for folder in sys.path if folder not in {["", str(REPO)]!r}]
+from ray import cloudpickle
+sys.modules["burnish"] = None
+print(cloudpickle.loads(bytes.fromhex("{question}"))(["/nowhere"], ("torch", "no-such-package")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    facts = facts_of("10.0.0.2", done.stdout)
+    assert "ModuleNotFoundError" in facts.problem
+    assert facts.executable == sys.executable
+    assert facts.packages["no-such-package"] == ""
+    assert facts.packages["torch"]
+    assert facts.missing == ("/nowhere",)
+
+
 @pytest.mark.parametrize("name", ["local", "two"])
 def test_shutdown_ends_all_roles_and_may_be_called_again(started, name):
     spawned = started[name].spawn(ROLES)
@@ -141,6 +196,15 @@ def test_more_than_the_cluster_has_is_refused_at_once():
     with pytest.raises(ResourceError, match=r"on 2 node\(s\)"):
         RayResourcePool([1, 1], use_gpu=False).reserve()
     assert time.monotonic() - start < 2
+
+
+def test_what_the_cluster_lacks_can_be_asked_without_taking_anything(ray_started):
+    few, many = RayResourcePool([1], use_gpu=False), RayResourcePool([64], use_gpu=False)
+    assert what_lacks({"few": few}, now=False) is None
+    assert "many=[64]" in what_lacks({"few": few, "many": many}, now=False)
+    taken = RayResourcePool([ray_started.cluster_resources()["CPU"] // 1], use_gpu=False)
+    assert what_lacks({"taken": taken}, now=False) is None
+    assert few.nodes == ()
 
 
 def test_what_is_in_use_is_refused_and_nothing_stays_reserved(monkeypatch):

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import ray
+from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from workers_for_tests import Place
 
@@ -15,6 +16,8 @@ from burnish.utils.errors import ResourceError
 
 def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    # Ray writes down where it is, and other runs on this machine would join it.
+    reset_ray_address()
     cluster.add_node(num_cpus=2)
     path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
     ray.init(address=cluster.address, logging_level=logging.ERROR, runtime_env={"env_vars": path})

@@ -201,12 +201,19 @@ class Place(Worker):
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
             "threads": torch.get_num_threads(),
+            "folder": os.getcwd(),
         }
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seconds_to_wait(self) -> float:
+        """The time limit of the default process group, which is made with what the controller said."""
+        self.ensure_process_group("cpu")
+        return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def sum_of_ranks(self, wait: float = 0.0) -> float | None:
         time.sleep(wait)
-        self.ensure_process_group("cpu", timeout_s=60)
+        self.ensure_process_group("cpu", timeout_s=None if self.context.collective_timeout else 60)
         self.ensure_process_group("cpu")
         if not dist.is_initialized():
             return None

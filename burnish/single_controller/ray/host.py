@@ -39,13 +39,18 @@ class RayWorkerHost(WorkerHost):
     def __repr__(self) -> str:
         return self._name
 
-    def prepare(self, opens_store: bool, channel: Channel, rank: int) -> ProcessInfo:
+    def prepare(self, opens_store: bool, channel: Channel, rank: int, folder: str = "") -> ProcessInfo:
         """Tells where the process runs, and begins to give signs of life; the process of rank 0 opens the store at which its
         group will meet.
+
+        ``folder`` is where the driver runs. A process of a cluster that was there before runs where that was started, and
+        relative paths would mean something else in it.
 
         The operating system chooses the store's port and the process holds it open from then on, so that nobody else
         can take it between the choice and its use.
         """
+        if os.path.isdir(folder):
+            os.chdir(folder)
         address = ray.util.get_node_ip_address()
         self.pulse = Pulse(address)
         stacks.make_visible()

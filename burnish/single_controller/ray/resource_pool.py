@@ -14,7 +14,13 @@ from burnish.utils.errors import ResourceError
 
 # Processes that were ended a moment ago still hold their resources for a while.
 _SECONDS_UNTIL_FREED = 5.0
-_SECONDS_TO_RESERVE = 30.0
+# A node that lost its power counts as alive until the cluster's health check has failed several times.
+_SECONDS_TO_RESERVE = 90.0
+_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+class _NodeGoneError(ResourceError):
+    """A node that was chosen is not part of the cluster any more."""
 
 
 class RayResourcePool(ResourcePool):
@@ -41,6 +47,8 @@ class RayResourcePool(ResourcePool):
         self.name_prefix = name_prefix
         self.num_cpus_per_worker = 1 if use_gpu else num_cpus_per_worker
         self._placement_group: PlacementGroup | None = None
+        self.nodes: tuple[str, ...] = ()
+        """Id of the node of each entry of ``process_on_nodes``, once the resources are reserved."""
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -80,19 +88,27 @@ class RayResourcePool(ResourcePool):
             for _ in range(size)
         ]
         group = placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
-        if not group.wait(_SECONDS_TO_RESERVE):
+        deadline = time.monotonic() + _SECONDS_TO_RESERVE
+        while not group.wait(_SECONDS_BETWEEN_LOOKS):
+            is_gone = not set(nodes) <= _nodes().keys()
+            if not is_gone and time.monotonic() < deadline:
+                continue
             remove_placement_group(group)
+            if is_gone:
+                raise _NodeGoneError(
+                    f"A node was lost while the resource pool {self.name_prefix!r} was reserved on it."
+                )
             raise ResourceError(
                 f"Ray did not reserve {bundles} for the resource pool {self.name_prefix!r} within "
                 f"{_SECONDS_TO_RESERVE:.0f} s, though they seemed free. Is another job starting on the cluster?"
             )
-        self._placement_group = group
+        self._placement_group, self.nodes = group, tuple(nodes)
 
     def release(self) -> None:
         """Gives the resources back and ends what runs on them. May be called again."""
         if self._placement_group is not None and ray.is_initialized():
             remove_placement_group(self._placement_group)
-        self._placement_group = None
+        self._placement_group, self.nodes = None, ()
 
 
 class ResourcePoolManager(PoolManager[RayResourcePool]):
@@ -162,6 +178,22 @@ def reserve_all(pools: Mapping[str, RayResourcePool]) -> None:
     Raises:
         ResourceError: says what was asked for and what is available.
     """
+    while True:
+        plan = _find_room(pools)
+        try:
+            for pool, chosen in zip(pools.values(), plan, strict=True):
+                pool.reserve_on(chosen)
+            return
+        except ResourceError as error:
+            for pool in pools.values():
+                pool.release()
+            # Each time there is a node less, so this ends.
+            if not isinstance(error, _NodeGoneError):
+                raise
+
+
+def _find_room(pools: Mapping[str, RayResourcePool]) -> list[list[str]]:
+    """Nodes for all pools that have room now, or in a few seconds."""
     deadline = time.monotonic() + _SECONDS_UNTIL_FREED
     nodes = _nodes()
     if _plan(pools.values(), {name: node.total for name, node in nodes.items()}) is None:
@@ -171,13 +203,28 @@ def reserve_all(pools: Mapping[str, RayResourcePool]) -> None:
             raise ResourceError(_refusal(pools, nodes))
         time.sleep(0.2)
         nodes = _nodes()
-    try:
-        for pool, chosen in zip(pools.values(), plan, strict=True):
-            pool.reserve_on(chosen)
-    except ResourceError:
-        for pool in pools.values():
-            pool.release()
-        raise
+    return plan
+
+
+def what_lacks(pools: Mapping[str, RayResourcePool], *, now: bool) -> str | None:
+    """Why the cluster cannot give the pools, in a sentence; None where it can. Nothing is reserved.
+
+    Args:
+        now: counts what is free at the moment; otherwise all that the nodes have.
+    """
+    nodes = _nodes()
+    resources = {name: node.available if now else node.total for name, node in nodes.items()}
+    return _refusal(pools, nodes) if _plan(pools.values(), resources) is None else None
+
+
+def addresses() -> dict[str, str]:
+    """Address of each living node by its id, in the order in which pools are placed."""
+    return {name: node.address for name, node in _nodes().items()}
+
+
+def resources_of_nodes(name: str) -> list[tuple[str, float, float]]:
+    """Address of each living node, how much it has of a resource (CPU, GPU), and how much of that is free."""
+    return [(n.address, n.total.get(name, 0.0), n.available.get(name, 0.0)) for n in _nodes().values()]
 
 
 def _nodes() -> dict[str, _Node]:

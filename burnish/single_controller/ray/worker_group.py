@@ -39,6 +39,8 @@ class RayWorkerGroup(WorkerGroup):
         stage_timeout: seconds that a call may take to get further; without limit if None.
         start_timeout: seconds that the processes have to start; many that read torch from one slow disk take their time.
         stack_folder: where it is written in which code the processes stand when they get no further.
+        collective_timeout: seconds after which a collective of the processes that not all of them joined fails; torch's
+            default if None.
 
     Raises:
         ResourceError: the cluster cannot give the pool's processes.
@@ -53,9 +55,11 @@ class RayWorkerGroup(WorkerGroup):
         stage_timeout: float | None = None,
         start_timeout: float = 900.0,
         stack_folder: str | None = None,
+        collective_timeout: float | None = None,
     ) -> None:
         super().__init__(resource_pool.world_size, ray_cls_with_init, name_prefix)
         self._stage_timeout = stage_timeout
+        self._collective_timeout = collective_timeout or 0.0
         # The class travels once for all ranks; and if it cannot travel, nothing has started yet.
         class_ref = self._put_class()
         self._processes = Processes(
@@ -83,10 +87,13 @@ class RayWorkerGroup(WorkerGroup):
         def wait(stage: str, refs: list[ray.ObjectRef]) -> list:
             return PendingCall(self._processes, self.name, stage, refs, timeout, "start_timeout").results()
 
-        opens_store, channel = self.world_size > 1, self._processes.channel
+        opens_store, channel, folder = self.world_size > 1, self._processes.channel, str(Path.cwd())
         self._processes.infos = wait(
             "start",
-            [actor.prepare.remote(opens_store and rank == 0, channel, rank) for rank, actor in enumerate(actors)],
+            [
+                actor.prepare.remote(opens_store and rank == 0, channel, rank, folder)
+                for rank, actor in enumerate(actors)
+            ],
         )
         contexts = self._contexts(resource_pool)
         wait("__init__", [actor.construct.remote(c, class_ref) for actor, c in zip(actors, contexts, strict=True)])
@@ -94,8 +101,9 @@ class RayWorkerGroup(WorkerGroup):
     def _contexts(self, resource_pool: RayResourcePool) -> list[WorkerContext]:
         first = self._processes.infos[0]
         places = zip(resource_pool.local_rank_list, resource_pool.local_world_size_list, strict=True)
+        place, timeout = (first.address, first.port), self._collective_timeout
         return [
-            WorkerContext(rank, self.world_size, local_rank, local_world_size, first.address, first.port)
+            WorkerContext(rank, self.world_size, local_rank, local_world_size, *place, timeout)
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
 
