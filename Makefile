@@ -11,7 +11,7 @@ OLDEST_TESTS := $(addprefix tests/,$(addsuffix .py,model/test_load model/test_fu
 # Files side by side, as many as there are cores, up to four; each with one thread for torch, which tiny models gain nothing from sharing.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test test-slow test-vllm test-oldest check format docs bench-peers clean
+.PHONY: demo test test-slow test-vllm test-oldest test-parity check format docs bench-peers clean
 
 demo: $(VENV)/.core
 	$(BIN)/burnish demo
@@ -25,6 +25,13 @@ test-slow: $(VENV)/.dev
 # burnish with vLLM on a CPU, in an environment of its own (3.5 GB).
 test-vllm: .venv-vllm/.done
 	.venv-vllm/bin/python -m pytest tests/vllm -m "not gpu" --timeout=600 --durations=10
+
+# Estimators, losses, corrections and keys against verl's and TRL's functions, as PyPI has them (12 MB).
+test-parity: $(VENV)/.dev .peers/parity/.done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity -m parity --timeout=600
+
+.peers/parity/.done: tests/parity/install.sh
+	bash tests/parity/install.sh $(BIN)/python
 
 # The core with the oldest transformers that it allows.
 test-oldest: .venv-oldest/.done
@@ -44,13 +51,17 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m burnish.config.docs > docs/config.md
 
 # What benchmarks run beside burnish, each in an environment of its own: 5 GB.
-bench-peers: .peers/vllm/.done .peers/trl/.done
+bench-peers: .peers/vllm/.done .peers/trl/.done .peers/verl/.done
 
 .peers/vllm/.done: benchmarks/peers/install.sh
 	bash benchmarks/peers/install.sh $(PYTHON)
 
 .peers/trl/.done: benchmarks/peers/install_trl.sh
 	bash benchmarks/peers/install_trl.sh $(PYTHON)
+
+# Borrows torch and Ray from burnish's own environment.
+.peers/verl/.done: benchmarks/peers/install_verl.sh $(VENV)/.dev
+	bash benchmarks/peers/install_verl.sh $(BIN)/python
 
 .venv-vllm/.done: tests/vllm/install.sh constraints-vllm.txt
 	bash tests/vllm/install.sh .venv-vllm $(PYTHON)

@@ -15,7 +15,19 @@ from burnish.single_controller import Dispatch, register
 from burnish.trainer.main_ppo import Parts, TaskRunner, run_ppo
 from burnish.workers import ActorRolloutRefWorker
 
-STAGES = ("gen", "reward", "old_log_prob", "adv", "update_actor", "update_weights")
+STAGES = (
+    *(
+        "gen",
+        "reward_model",
+        "reward",
+        "old_log_prob",
+        "values",
+        "adv",
+        "update_critic",
+        "update_actor",
+        "update_weights",
+    ),
+)
 
 
 class FingerprintedWorker(ActorRolloutRefWorker):

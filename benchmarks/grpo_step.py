@@ -1,19 +1,21 @@
-"""Seconds of one whole GRPO step, rollout to new weights, of burnish's trainer beside TRL's GRPOTrainer on the same work.
+"""Seconds of one whole GRPO step, rollout to new weights, of burnish's trainer beside TRL's or verl's on the same work.
 
     python -m benchmarks.grpo_step --peer trl --json                           # CPU: tiny and smollm2; GPU: qwen2.5-0.5b
     python -m benchmarks.grpo_step --model tiny --variant plain --peer trl
     python -m benchmarks.grpo_step --model qwen2.5-0.5b --gpus 2 --prompts 64  # burnish alone, two ranks at twice the work
     python -m benchmarks.grpo_step --engine vllm --peer trl                    # burnish samples with vLLM too
+    python -m benchmarks.grpo_step --peer verl --peer-trainer v0               # a GPU; verl's older trainer
 
 Both sides get the same random prompts, every response has its full length, the reward is a trivial function of the text, there
 is no reference policy, and each step makes one update of the whole batch. Variants of burnish: ``defaults`` as it comes, and
-``plain``, float32 without shared prompts, which is what the peer does on a CPU (float32 there; on a GPU bf16 autocast over
+``plain``, float32 without shared prompts, which is what TRL does on a CPU (float32 there; on a GPU bf16 autocast over
 float32 weights, and vLLM in the same process). A step's seconds are those from one step's end to the next one's, the data and
 the logging included; the first step of each side warms up. On a CPU the two sides take turns step by step; on a GPU the peer
 comes second. With ``--engine vllm`` burnish samples with the vLLM that is installed beside it: in the same process and with
 the same share of the GPU as the peer, unless ``--set`` says otherwise. Seconds of CPU, of all threads, tell more than those of
-the clock where other programs want the same cores. Figures are medians (least, greatest). With ``--json`` the last line is one
-object: the figures of the first model and variant, and of all of them under ``results``.
+the clock where other programs want the same cores; verl, whose steps are timed by its own trainer, tells none. Figures are
+medians (least, greatest). With ``--json`` the last line is one object: the figures of the first model and variant, and of all of
+them under ``results``.
 """
 
 import argparse
@@ -41,6 +43,7 @@ from transformers import AutoConfig  # noqa: E402
 import burnish  # noqa: E402
 from benchmarks.demo import machine  # noqa: E402
 from benchmarks.grpo_burnish import run_steps  # noqa: E402
+from benchmarks.grpo_table import table  # noqa: E402
 from benchmarks.grpo_work import CPU_WORK, GPU_WORK, GRPOWork  # noqa: E402
 from benchmarks.models import model_path, word_tokenizer_path  # noqa: E402
 from benchmarks.peers.client import Peer  # noqa: E402
@@ -96,12 +99,12 @@ def check_step(step: dict[str, Any], work: GRPOWork, side: str) -> None:
 
 
 def check_learning(steps: list[dict[str, Any]], side: str) -> None:
-    """Each step leaves other weights than the one before.
+    """Each step leaves other weights than the one before, where the side tells of them.
 
     Raises:
         RuntimeError: not so.
     """
-    prints = [step["fingerprint"] for step in steps]
+    prints = [step["fingerprint"] for step in steps if step["fingerprint"] is not None]
     if any(before == after for before, after in pairwise(prints)):
         raise RuntimeError(f"{side} left its weights as they were in a step: nothing was learned ({prints}).")
 
@@ -111,9 +114,10 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
     return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
-def median_of(steps: list[dict[str, Any]], key: str) -> float:
-    """Median of one figure over the steps."""
-    return statistics.median(step[key] for step in steps)
+def median_of(steps: list[dict[str, Any]], key: str) -> Any:
+    """Median of one figure over the steps; None where the side does not tell it."""
+    values = [step[key] for step in steps]
+    return None if None in values else statistics.median(values)
 
 
 def stage_medians(steps: list[dict[str, Any]]) -> dict[str, float]:
@@ -176,19 +180,20 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 def peer_figures(result: dict[str, Any], steps: list[dict[str, Any]], peer: Any, args: argparse.Namespace) -> dict:
     """The peer's figures, and the ratio of its seconds to burnish's."""
     check_learning(steps, peer.name)
+    cpu_seconds = median_of(steps, "cpu_seconds")
     return {
         "peer": peer.name,
         "peer_dtype": args.peer_dtype,
         "peer_repeats": len(steps),
         **spread("peer_seconds", [step["seconds"] for step in steps]),
-        "peer_cpu_seconds": median_of(steps, "cpu_seconds"),
+        "peer_cpu_seconds": cpu_seconds,
         "peer_stages": stage_medians(steps),
         "peer_memory_gib": steps[-1]["memory_gib"],
         "peer_mean_score": steps[-1]["mean_score"],
         "peer_versions": peer.facts["versions"],
         "peer_start_seconds": peer.facts["start_seconds"],
         "ratio": median_of(steps, "seconds") / result["seconds"],
-        "cpu_ratio": median_of(steps, "cpu_seconds") / result["cpu_seconds"],
+        "cpu_ratio": None if cpu_seconds is None else cpu_seconds / result["cpu_seconds"],
     }
 
 
@@ -209,8 +214,10 @@ def start_peer(name: str, work: GRPOWork, args: argparse.Namespace) -> Peer:
         "micro_batch_size": args.peer_micro_batch_size,
         "gradient_checkpointing": args.peer_gradient_checkpointing,
         "lr": args.lr,
-        "vllm_memory": args.peer_vllm_memory if args.device == "cuda" else None,
+        "vllm_memory": args.peer_vllm_memory if args.device == "cuda" and args.peer_engine == "vllm" else None,
     }
+    if args.peer == "verl":
+        settings |= {"trainer": args.peer_trainer, "folder": str(args.logs.resolve() / "verl")}
     peer = Peer(args.peer, settings, args.logs / f"{args.peer}_{Path(name).name}.log")
     check_step(peer.run({}), work, peer.name)
     return peer
@@ -240,36 +247,6 @@ def measure_model(name: str, work: GRPOWork, args: argparse.Namespace) -> list[d
         with (args.logs / "results.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")
     return results
-
-
-def table(result: dict[str, Any]) -> str:
-    """One model and variant, for people."""
-
-    def seconds(name: str) -> str:
-        return f"{result[name]:8.3f} ({result[f'{name}_min']:.3f}, {result[f'{name}_max']:.3f})"
-
-    def stages(name: str) -> str:
-        return ", ".join(f"{stage} {value:.3f}" for stage, value in result[name].items())
-
-    lines = [
-        f"{result['model']}, {result['variant']} ({result['dtype']}), engine {result['engine']}, {result['gpus']} rank(s): "
-        f"{result['work']}",
-        f"  burnish, seconds a step     {seconds('seconds')}, of CPU {result['cpu_seconds']:.2f}: {stages('stages')}",
-    ]
-    if "peer" in result:
-        lines.append(
-            f"  {result['peer']} ({result['peer_dtype']}), seconds      {seconds('peer_seconds')}, of CPU "
-            f"{result['peer_cpu_seconds']:.2f}, {result['peer_repeats']} steps: {stages('peer_stages')}"
-        )
-        lines.append(
-            f"  {result['peer']} over burnish            {result['ratio']:8.2f}, in seconds of CPU {result['cpu_ratio']:.2f}"
-        )
-    if result["memory_gib"] is not None:
-        lines.append(
-            f"  memory peak, GiB            {result['memory_gib']:8.2f}; peer {result.get('peer_memory_gib') or 0:.2f}"
-        )
-    lines.append(f"  load of the machine         {result['load_before']:8.1f} to {result['load_after']:.1f}")
-    return "\n".join(lines)
 
 
 def summary(results: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
@@ -304,7 +281,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", help="names of benchmarks/models.py, or folders")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, help="of burnish; on a CPU both, on a GPU defaults")
     parser.add_argument("--engine", choices=ENGINES, default="native", help="burnish's rollout engine")
-    parser.add_argument("--peer", choices=["trl"], help="what to run beside burnish")
+    parser.add_argument("--peer", choices=["trl", "verl"], help="what to run beside burnish; verl needs a GPU")
+    parser.add_argument(
+        "--peer-trainer", choices=["v1", "v0"], default="v1", help="verl's: its default or its older one"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default=default)
     parser.add_argument("--gpus", type=int, default=1, help="ranks of burnish (on a CPU: workers)")
     parser.add_argument("--repeats", type=int, default=5, help="steps of burnish that count")
@@ -315,6 +295,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer-dtype", choices=["float32", "bfloat16"], help="float32 on a CPU, else bfloat16")
     parser.add_argument("--peer-micro-batch-size", type=int, help="rows; 8 on a CPU, 16 on a GPU")
     parser.add_argument("--peer-gradient-checkpointing", action="store_true", help="TRL's default; slower")
+    parser.add_argument("--peer-engine", choices=["vllm", "hf"], default="vllm", help="TRL's on a GPU; hf: `generate`")
     parser.add_argument("--peer-vllm-memory", type=float, default=0.3, help="share of the GPU's memory for each vLLM")
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument(
@@ -328,6 +309,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         work.add_argument(f"--{name.replace('_', '-')}", type=int)
     args = parser.parse_args(argv)
     on_cpu = args.device == "cpu"
+    if args.peer == "verl" and on_cpu:
+        parser.error(
+            "verl has no training engine and no rollout for a CPU (docs/comparison.md): --peer verl needs a GPU."
+        )
     args.model = args.model or (["tiny", "smollm2"] if on_cpu else ["qwen2.5-0.5b"])
     args.variant = args.variant or (["defaults", "plain"] if on_cpu else ["defaults"])
     args.peer_dtype = args.peer_dtype or ("float32" if on_cpu else "bfloat16")

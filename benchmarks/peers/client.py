@@ -13,7 +13,7 @@ from benchmarks.peers.protocol import Work
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("vllm", "hf")
 # What a peer that is not in burnish's own environment needs, and what people call it.
-_PACKAGES = {"vllm": "vLLM", "trl": "TRL"}
+_PACKAGES = {"vllm": "vLLM", "trl": "TRL", "verl": "verl"}
 
 
 class PeerError(RuntimeError):

@@ -34,12 +34,7 @@ def build(settings: dict[str, Any], folder: str, answers: TextIO) -> Any:
     """
     vllm_memory = settings["vllm_memory"]
     if vllm_memory is not None:
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        rendezvous = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        for name, value in {**rendezvous, "MASTER_PORT": str(_free_port())}.items():
-            os.environ.setdefault(name, value)
+        vllm_environment()
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -91,24 +86,24 @@ def build(settings: dict[str, Any], folder: str, answers: TextIO) -> Any:
         train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         processing_class=tokenizer,
     )
-    seconds = _time_stages(trainer)
+    seconds = time_stages(trainer)
     trainer.add_callback(_turns(trainer, answers, seconds, counts))
     return trainer
 
 
-def _time_stages(trainer: Any) -> dict[str, float]:
+def time_stages(trainer: Any) -> dict[str, float]:
     """Wraps the methods named in `STAGES`; the seconds of each add up in the dictionary that is returned."""
     seconds = dict.fromkeys(STAGES.values(), 0.0)
 
     def timed(method: Callable, stage: str) -> Callable:
         @wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
-            _synchronize()
+            synchronize()
             begin = time.perf_counter()
             try:
                 return method(*args, **kwargs)
             finally:
-                _synchronize()
+                synchronize()
                 seconds[stage] += time.perf_counter() - begin
 
         return run
@@ -129,7 +124,7 @@ def _turns(trainer: Any, answers: TextIO, seconds: dict[str, float], counts: dic
             return self.wait(control)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            _synchronize()
+            synchronize()
             whole = time.perf_counter() - self.begin
             answer = {
                 "seconds": whole,
@@ -169,11 +164,22 @@ def _peak_memory() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Waits for the GPU, if there is one."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def vllm_environment() -> None:
+    """What vLLM needs in this process: a rendezvous of its own, and nothing of FlashInfer's binaries."""
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    rendezvous = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**rendezvous, "MASTER_PORT": str(_free_port())}.items():
+        os.environ.setdefault(name, value)
 
 
 def _free_port() -> int:

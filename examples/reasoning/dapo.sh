@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# DAPO: two updates a step with a wider upper clip, only groups with right and wrong responses, long ones punished, no KL.
+source "$(dirname "$0")/common.sh"
+
+burnish train recipe=dapo "${COMMON[@]}" \
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \
+    reward.reward_kwargs.overlong_buffer_cfg.len=5 \
+    "$@"
