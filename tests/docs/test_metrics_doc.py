@@ -22,6 +22,8 @@ from burnish.utils.errors import BurnishError
 from tests.conftest import REPO
 from tests.docs.metrics_page import logged_keys, produced, rows, undocumented
 from tests.e2e.runs import TINY, tiny_run
+from tests.e2e.sft import rows as conversations
+from tests.e2e.sft import sft_run
 
 PREFIXES = (
     "actor",
@@ -44,6 +46,7 @@ PREFIXES = (
     "timing_s",
     "train",
     "training",
+    "val",
     "val-aux",
     "val-core",
 )
@@ -155,6 +158,8 @@ def test_every_row_is_logged_by_a_run(tmp_path):
     for name, overrides in runs.items():
         tiny_run(tmp_path / name, "trainer.total_training_steps=1", *overrides)
         keys |= logged_keys(tmp_path / name)
+    sft_run(tmp_path / "sft", "trainer.test_freq=1", "trainer.total_training_steps=1", val=conversations(8))
+    keys |= logged_keys(tmp_path / "sft")
     parts = Parts(reward_fn=failing)
     with pytest.raises(BurnishError):
         tiny_run(tmp_path / "failed", "reward.on_error=raise", parts=parts)
