@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar, get_verbosity, set_
 
 from burnish.model.attention import ATTENTION_NAME, PackedContext
 from burnish.model.head import head_logits, logit_transform
+from burnish.model.hub_progress import hub_progress
 from burnish.model.verl_shards import load_verl_model
 from burnish.utils import storage
 from burnish.utils.errors import CheckpointError, ModelError
@@ -151,10 +152,23 @@ def backbone_skeleton(
 
 
 def build_causal_lm(
-    config: PreTrainedConfig, dtype: torch.dtype = torch.float32, *, seed: int = 0, attn: bool = True
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    seed: int = 0,
+    attn: bool = True,
+    device: torch.device | str | None = None,
+    check: bool = True,
 ) -> PreTrainedModel:
-    """A causal LM with random weights that depend only on ``config`` and ``seed``."""
-    with torch.random.fork_rng(devices=[]):
+    """A causal LM with random weights that depend only on ``config``, ``seed`` and the kind of device.
+
+    Args:
+        device: where it is made at once; None: where torch makes tensors.
+        check: whether `check_model` calls it; not for a second model of a class that was checked.
+    """
+    place = nullcontext() if device is None else torch.device(device)
+    on_gpu = [place] if isinstance(place, torch.device) and place.type == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), place:
         torch.manual_seed(seed)
         try:
             model = AutoModelForCausalLM.from_config(
@@ -162,7 +176,7 @@ def build_causal_lm(
             )
         except ValueError as error:
             raise ModelError(f"{type(config).__name__} cannot be built: {error}") from error
-    return _prepare(model, attn)
+    return _prepare(model, attn and check)
 
 
 def eos_token_ids(model_or_path: PreTrainedModel | str, tokenizer: Any = None) -> tuple[int, ...]:
@@ -199,7 +213,7 @@ def _load(
     config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
     try:
         # A backbone is loaded from a folder with a head on purpose; transformers would print a table about it.
-        with _errors_only() if auto_class is AutoModel else nullcontext():
+        with _errors_only() if auto_class is AutoModel else nullcontext(), hub_progress(path):
             model, report = _loader(auto_class, path, config)(
                 config=config,
                 dtype=dtype,
@@ -296,9 +310,9 @@ def _errors_only() -> Iterator[None]:
         set_verbosity(before)
 
 
-def _prepare(model: PreTrainedModel, attn: bool) -> PreTrainedModel:
+def _prepare(model: PreTrainedModel, check: bool) -> PreTrainedModel:
     _switch_off_dropout(model)
-    if attn:
+    if check:
         # Of a classifier the backbone is called, and its head by us.
         check_model(cast(PreTrainedModel, model.base_model) if hasattr(model, "score") else model)
     return model

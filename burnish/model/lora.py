@@ -9,6 +9,7 @@ ever merges into it.
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -271,7 +272,7 @@ def check_same_scaling(folder: Path, model: PreTrainedModel) -> None:
     """Makes sure that the adapters in ``folder`` mean in ``model`` what they meant where they were trained.
 
     Raises:
-        ModelError: their rank or alpha is another one.
+        ModelError: their rank or alpha is another one, of all layers or of one.
     """
     saved, own = _read_config(folder), _config_of(model)
     for ours, theirs in (("r", "rank"), ("lora_alpha", "alpha"), ("use_rslora", "use_rslora")):
@@ -280,6 +281,26 @@ def check_same_scaling(folder: Path, model: PreTrainedModel) -> None:
                 f"{folder / CONFIG_FILE} says {theirs}={saved.get(ours)}, and this run has {getattr(own, ours)}: its adapters "
                 f"would mean something else here. Go on with the same lora_rank and lora_alpha."
             )
+    for name, layer in adapter_layers(model):
+        of_file, of_run = _saved_scaling(saved, name), layer.scaling[_ADAPTER]
+        if not math.isclose(of_file, of_run, rel_tol=1e-9):
+            raise ModelError(
+                f"{folder / CONFIG_FILE} scales the adapter of {name} by {of_file:g} (its rank_pattern and alpha_pattern), and "
+                f"this run by {of_run:g}: it would mean something else here. Go on with the same patterns, as "
+                f"lora_adapter_path={folder} has them."
+            )
+
+
+def _saved_scaling(saved: dict[str, Any], name: str) -> float:
+    """By what an adapter's product is multiplied in the layer ``name``, as peft reads it out of its configuration."""
+
+    def of_layer(patterns: str, default: str) -> float:
+        found = saved.get(patterns) or {}
+        key = next((key for key in found if re.match(rf"(.*\.)?({key})$", name)), None)
+        return float(saved[default] if key is None else found[key])
+
+    rank = of_layer("rank_pattern", "r")
+    return of_layer("alpha_pattern", "lora_alpha") / (math.sqrt(rank) if saved.get("use_rslora") else rank)
 
 
 def _add_from_folder(model: PreTrainedModel, folder: Path, rank: int, base_path: str | None) -> None:

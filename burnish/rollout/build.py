@@ -58,7 +58,8 @@ def build_rollout(
     dtype = rollout_dtype(policy, rollout)
     if policy.shares_storage and dtype == policy.dtype:
         return engine_cls(policy.module.model, rollout, shares_storage=True, **given)
-    model: Any = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype)
+    # There at once: a copy that every rank of a computer makes in its memory first would fill that.
+    model: Any = build_causal_lm(copy.deepcopy(policy.module.model.config), dtype, device=device, check=False)
     _copy_buffers(policy.module.model, model)
     add_same_adapters(model, policy.module.model)
     return engine_cls(model.to(device), rollout, shares_storage=False, **given)

@@ -1,4 +1,5 @@
-"""Training as one Python call: ``burnish.train(model=..., dataset=..., reward_fn=...)``."""
+"""Training as one Python call: ``burnish.train(model=..., dataset=..., reward_fn=...)``, and ``burnish.sft(...)`` for supervised
+fine-tuning."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from burnish.config import load_config
+from burnish.config import load_config, load_sft_config
 from burnish.trainer.main_ppo import Parts, run_ppo
+from burnish.trainer.sft.main import run_sft
 from burnish.utils.errors import ConfigError, DataError
 
 Dataset = str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Mapping[str, Any]]
@@ -86,7 +88,50 @@ def train(
     return Run(run_dir=Path(summary.run_dir), history=history, interrupted=summary.interrupted)
 
 
-def _files_or_rows(name: str, source: Dataset) -> tuple[list[str] | None, list[dict[str, Any]] | None]:
+def sft(
+    model: str | os.PathLike[str],
+    dataset: Dataset,
+    *,
+    val_dataset: Dataset | None = None,
+    recipe: str | None = None,
+    callbacks: Sequence[Callable[[Any], None]] = (),
+    **overrides: Any,
+) -> Run:
+    """Teaches ``model`` the answers of the conversations in ``dataset``; what ``python -m burnish.trainer.sft`` does.
+
+    Args:
+        model: a Hugging Face model folder or hub id.
+        dataset: a file, a list of files, or rows: ``{"messages": [{"role": "user", "content": ...}, ...]}``.
+        val_dataset: likewise; without it there is no validation.
+        recipe: a recipe of `burnish/config/recipes/sft` to start from.
+        callbacks: called with a `StepReport` after every step.
+        **overrides: configuration, nested as in YAML (``trainer={"total_epochs": 2}``) or by dotted key
+            (``**{"optim.lr": 1e-5}``).
+
+    Raises:
+        ConfigError, DataError: before anything heavy starts.
+    """
+    history: list[dict[str, float]] = []
+    parts = Parts(callbacks=(lambda report: history.append(report.metrics), *callbacks))
+    train_files, train_rows = _files_or_rows("dataset", dataset, as_row=_conversation)
+    val_files, val_rows = None, None
+    if val_dataset is not None:
+        val_files, val_rows = _files_or_rows("val_dataset", val_dataset, as_row=_conversation)
+    parts.train_rows, parts.val_rows = train_rows, val_rows
+    arguments = {
+        "recipe": recipe,
+        "model.path": model,
+        "data.train_files": train_files,
+        "data.val_files": val_files,
+    }
+    config = load_sft_config([arguments, overrides], train_rows_given=train_rows is not None)
+    summary = run_sft(config, parts=parts, quiet=True)
+    return Run(run_dir=Path(summary.run_dir), history=history, interrupted=summary.interrupted)
+
+
+def _files_or_rows(
+    name: str, source: Dataset, as_row: Callable[[str, int, Any], dict[str, Any]] | None = None
+) -> tuple[list[str] | None, list[dict[str, Any]] | None]:
     """What was given, as names of files or as rows."""
     if isinstance(source, str | os.PathLike):
         return [os.fspath(source)], None
@@ -101,7 +146,16 @@ def _files_or_rows(name: str, source: Dataset) -> tuple[list[str] | None, list[d
         raise DataError(f"{name} is empty.")
     if all(isinstance(item, str | os.PathLike) for item in items):
         return [os.fspath(cast(Any, item)) for item in items], None
-    return None, [_row(name, number, item) for number, item in enumerate(items)]
+    as_row = as_row or _row
+    return None, [as_row(name, number, item) for number, item in enumerate(items)]
+
+
+def _conversation(name: str, number: int, row: Any) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"{name}, row {number} is {type(row).__name__}, not a mapping such as {{'messages': [{{'role': 'user', ...}}, ...]}}."
+        )
+    return dict(row)
 
 
 def _row(name: str, number: int, row: Any) -> dict[str, Any]:

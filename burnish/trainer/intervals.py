@@ -66,7 +66,7 @@ def interval(per_prompt: np.ndarray, *, num_responses: int | None = None, confid
         # prompts, all alike in between a matter of responses.
         alike = count if min(mean, 1 - mean) < 1e-12 else num_responses
         effective = min(count * between / variance if variance > 1e-15 else alike, num_responses)
-        return _wilson(mean, count + (effective - count) * _trust(count, confidence), confidence)
+        return wilson(mean, count + (effective - count) * _trust(count, confidence), confidence)
     # Of numbers that are all the same nothing is known of how prompts differ: a point would be no interval.
     if count < 2 or np.ptp(values) < 1e-12:
         return Interval(low=None, high=None)
@@ -143,7 +143,8 @@ def _trust(count: int, confidence: float) -> float:
     return float((NormalDist().inv_cdf(upper) / student_quantile(upper, count - 1)) ** 2)
 
 
-def _wilson(share: float, count: float, confidence: float) -> Interval:
+def wilson(share: float, count: float, confidence: float = 0.95) -> Interval:
+    """Wilson's interval of a share of ``count`` responses, which need not be whole; it stays within [0, 1]."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = share + z * z / (2 * count)
     half = z * math.sqrt(max(0.0, share * (1 - share)) / count + z * z / (4 * count * count))

@@ -20,6 +20,7 @@ from burnish.trainer.callers_process import left_as_found
 from burnish.trainer.cluster import (
     cluster,
     has_critic_pool,
+    pool_spec,
     ray_init_kwargs,
     resolve_machine,
     worker_group_cls,
@@ -108,12 +109,8 @@ class TaskRunner:
 
     def init_resource_pool_mgr(self, config: PPOTrainerConfig) -> Any:
         """Which pool has how many processes on how many nodes."""
-        trainer = config.trainer
-        spec = {"global_pool": [int(trainer.n_gpus_per_node)] * trainer.nnodes}
-        if "critic_pool" in self.mapping.values():
-            spec["critic_pool"] = [int(config.critic.n_gpus_per_node)] * config.critic.nnodes
-        if "reward_pool" in self.mapping.values():
-            spec["reward_pool"] = [config.reward.reward_model.n_gpus_per_node] * config.reward.reward_model.nnodes
+        trainer, used = config.trainer, {"global_pool", *self.mapping.values()}
+        spec = {name: processes for name, processes in pool_spec(config).items() if name in used}
         if trainer.controller == "local":
             from burnish.single_controller import LocalResourcePoolManager
 
@@ -254,7 +251,9 @@ def run_ppo(
         import ray
 
         with cluster(config):
-            return ray.get(task_runner_class.remote().run.remote(config))
+            # Held by name: Ray ends an actor that nobody refers to, also before it has begun.
+            runner = task_runner_class.remote()
+            return ray.get(runner.run.remote(config))
     return task_runner_class().run(config, parts)
 
 

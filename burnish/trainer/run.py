@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.trainer.cluster import cluster
 from burnish.trainer.ending import Terminated, stop_status
 from burnish.trainer.restarts import Failure, Restarts, WrittenSince, causes, failure_of
@@ -19,8 +19,13 @@ from burnish.utils.errors import StalledError
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
+    from burnish.trainer.sft.trainer import SFTTrainer
+
+    AnyTrainer = RayPPOTrainer | SFTTrainer
 
 logger = logging.getLogger("burnish.trainer")
+
+C = TypeVar("C", PPOTrainerConfig, SFTTrainerConfig)
 
 _SECONDS_BEFORE_A_RESTART = 5.0
 """So that what the workers held is free again."""
@@ -60,7 +65,7 @@ class RunSummary:
         return self.status != 0
 
 
-def live(config: PPOTrainerConfig, build: Callable[[PPOTrainerConfig], RayPPOTrainer]) -> RunSummary:
+def live(config: C, build: Callable[[C], AnyTrainer]) -> RunSummary:
     """Trains to the end, with as many attempts as ``trainer.max_restarts`` allows.
 
     Where a supervisor has started this process (`burnish.trainer.supervisor`) there is one attempt, and the next one gets a
@@ -96,14 +101,14 @@ def live(config: PPOTrainerConfig, build: Callable[[PPOTrainerConfig], RayPPOTra
         time.sleep(_SECONDS_BEFORE_A_RESTART)
 
 
-def resuming(config: PPOTrainerConfig) -> PPOTrainerConfig:
+def resuming(config: C) -> C:
     """The same run, to be gone on with from the checkpoint that it wrote last."""
     config = copy.deepcopy(config)
     config.trainer.resume_mode, config.trainer.resume_from_path = "auto", None
     return config
 
 
-def _attempt(config: PPOTrainerConfig, trainer: RayPPOTrainer) -> RunSummary:
+def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: AnyTrainer) -> RunSummary:
     # Not above: whoever asks for what is wrong gets the answer before torch is loaded.
     from burnish.trainer.watch import RunWatch
 
@@ -145,7 +150,7 @@ def _as_raised() -> Iterator[None]:
         raise raised from None
 
 
-def _tell(trainer: RayPPOTrainer, failure: Failure, refusal: str | None) -> None:
+def _tell(trainer: AnyTrainer, failure: Failure, refusal: str | None) -> None:
     """Writes into the run's events what went wrong and what follows."""
     events = trainer.run_log.events
     said: dict[str, Any] = {"step": failure.step, "stage": failure.stage}
@@ -157,7 +162,7 @@ def _tell(trainer: RayPPOTrainer, failure: Failure, refusal: str | None) -> None
         events.write("end", f"Failed {place(trainer)}: {failure.message}", status=1, error=failure.what, **said)
 
 
-def place(trainer: RayPPOTrainer) -> str:
+def place(trainer: AnyTrainer) -> str:
     """Where a run stands, in words: its step and the stage of it."""
     step = f"in step {trainer.global_steps}" if trainer.global_steps else "before the first step"
     return f"{step} (stage: {trainer.current_stage})"

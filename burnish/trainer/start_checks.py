@@ -33,9 +33,6 @@ def check_loss_is_importable(config: PPOTrainerConfig) -> None:
 
 def check_sharing(config: PPOTrainerConfig) -> None:
     """Each model can be shared by so many workers, as its heads allow it; its weights are not read for that."""
-    from burnish.model import load
-    from burnish.model.sequence_parallel import check_can_share
-
     policy, critic = config.actor_rollout_ref, config.critic
     sizes: list[tuple[HFModelConfig | CriticModelConfig, int]] = [
         (policy.model, policy.actor.fsdp_config.ulysses_sequence_parallel_size),
@@ -44,11 +41,19 @@ def check_sharing(config: PPOTrainerConfig) -> None:
     if critic.enable:
         sizes.append((critic.model, critic.model.fsdp_config.ulysses_sequence_parallel_size))
     for model, size in sizes:
-        if size > 1:
-            trusted = bool(model.trust_remote_code)
-            check_can_share(
-                load.load_config(model.path, trust_remote_code=trusted, override_config=model.override_config), size
-            )
+        check_model_sharing(model, size)
+
+
+def check_model_sharing(model: HFModelConfig | CriticModelConfig, size: int) -> None:
+    """``size`` workers can share the tokens of a sample, as the model's heads allow it."""
+    from burnish.model import load
+    from burnish.model.sequence_parallel import check_can_share
+
+    if size > 1:
+        trusted = bool(model.trust_remote_code)
+        check_can_share(
+            load.load_config(str(model.path), trust_remote_code=trusted, override_config=model.override_config), size
+        )
 
 
 def check_vllm(config: PPOTrainerConfig) -> None:

@@ -41,7 +41,7 @@ _SECONDS_OF_AN_ECHO = 1.0
 
 LEFT_AT_ONCE = ("gen", "gen_max", "reward_model", "reward", "filter", "testing")
 """Stages that a request interrupts where the worker runs in the driver's process. The others are short, or move weights."""
-UPDATES = ("update_critic", "update_actor", "update_weights", "save_checkpoint")
+UPDATES = ("update_critic", "update_actor", "update_weights", "train", "save_checkpoint")
 """Stages that are never given up."""
 
 

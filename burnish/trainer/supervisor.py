@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.trainer.ending import Terminated
 from burnish.trainer.restarts import HEARTBEAT, Failure, Restarts, WrittenSince
 from burnish.trainer.supervised import STARTED, VARIABLE
@@ -32,7 +32,7 @@ from burnish.utils.events import EventLog
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from burnish.trainer.main_ppo import main
+from MODULE import main
 sys.exit(main(sys.argv[1:]))
 """
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,13 +44,18 @@ _SECONDS_TO_LEAVE = 10.0
 _SECONDS_BEFORE_A_RESTART = 5.0
 
 
-def supervise(argv: Sequence[str], config: PPOTrainerConfig) -> int:
+def supervise(
+    argv: Sequence[str], config: PPOTrainerConfig | SFTTrainerConfig, *, module: str = "burnish.trainer.main_ppo"
+) -> int:
     """Runs ``burnish train`` with the arguments ``argv`` until it ends well, or shall not be started again.
+
+    Args:
+        module: whose ``main`` takes the arguments.
 
     Returns:
         the exit status of the last attempt; 1 where a signal ended it.
     """
-    return Supervisor(argv, config).run()
+    return Supervisor(argv, config, module).run()
 
 
 class Supervisor:
@@ -59,10 +64,17 @@ class Supervisor:
     Args:
         argv: arguments of ``burnish train``.
         config: what they say.
+        module: whose ``main`` takes them.
     """
 
-    def __init__(self, argv: Sequence[str], config: PPOTrainerConfig) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        config: PPOTrainerConfig | SFTTrainerConfig,
+        module: str = "burnish.trainer.main_ppo",
+    ) -> None:
         self._argv = list(argv)
+        self._program = _START.replace("MODULE", module)
         self._started = time.time()
         self._run_dir = Path(config.trainer.default_local_dir).expanduser().absolute()
         self._events = EventLog(self._run_dir)
@@ -101,7 +113,7 @@ class Supervisor:
         with os.fdopen(reading, "rb") as pipe:
             try:
                 child = self._child = subprocess.Popen(
-                    [sys.executable, "-c", _START, json.dumps(sys.path), *self._argv, *more],
+                    [sys.executable, "-c", self._program, json.dumps(sys.path), *self._argv, *more],
                     pass_fds=[writing],
                     env=env.everything() | {VARIABLE: f"{os.getpid()}:{writing}", STARTED: str(self._started)},
                     # Of its own, so that Ctrl-C in a terminal comes once, from here.

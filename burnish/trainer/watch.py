@@ -29,6 +29,7 @@ from burnish.utils.events import EventLog
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+    from burnish.trainer.sft.trainer import SFTTrainer
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -54,7 +55,9 @@ class RunWatch:
         timeout: seconds without any progress that end the run; None: never.
     """
 
-    def __init__(self, trainer: RayPPOTrainer, run_dir: Path, events: EventLog, timeout: float | None) -> None:
+    def __init__(
+        self, trainer: RayPPOTrainer | SFTTrainer, run_dir: Path, events: EventLog, timeout: float | None
+    ) -> None:
         self._trainer, self._run_dir, self._events, self._timeout = trainer, run_dir, events, timeout
         self._period = min(_SECONDS_BETWEEN_LOOKS, (timeout or _WARNS_AFTER) / 4)
         # Whoever waits for a worker's call notices first, and says more.

@@ -101,7 +101,7 @@ class ActorRolloutRefWorker(ProfiledWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the model into the training engine, the rollout onto it, and the reference if there is one."""
-        self.ensure_process_group(self.device.type, timeout_s=self.config.nccl_timeout)
+        self.ensure_process_group(self.device.type)
         actor, model = self.config.actor, self.config.model
         self.engine = FSDPEngine(
             model,

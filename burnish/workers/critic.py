@@ -84,7 +84,7 @@ class CriticWorker(ProfiledWorker):
             name="critic",
             outputs=("values",),
             temperature=1.0,
-            loss_scale_factor=data.meta_info["max_response_length"],
+            loss_scale_factor=self.config.loss_scale_factor or data.meta_info["max_response_length"],
             batching=update_kwargs(self.config),
         )
         perf = self.pass_metrics | perf_metrics(self.engine, name="critic", seconds=time.perf_counter() - start)

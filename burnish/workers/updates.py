@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from burnish.config import FSDPActorConfig, FSDPCriticConfig, RefConfig, RolloutConfig
+from burnish.config import FSDPActorConfig, FSDPCriticConfig, RefConfig, RolloutConfig, SFTDataConfig
 from burnish.engine import FSDPEngine, LossFn
 from burnish.model.flops import device_peak_flops
 from burnish.protocol import DataProto
@@ -35,6 +35,11 @@ def value_kwargs(config: FSDPCriticConfig) -> dict[str, int | None]:
     )
 
 
+def sft_kwargs(config: SFTDataConfig) -> dict[str, int | None]:
+    """How the passes of supervised fine-tuning are cut into micro-batches."""
+    return _batching(config.use_dynamic_bsz, config.micro_batch_size_per_gpu, config.max_token_len_per_gpu)
+
+
 def _batching(by_tokens: bool, micro_batch_size: int | None, max_token_len: int) -> dict[str, int | None]:
     """Rows per micro-batch where a number is given and not overruled, else a bound of tokens, which holds."""
     if by_tokens or micro_batch_size is None:
@@ -59,7 +64,7 @@ def run_mini_batches(
     Args:
         data: this rank's rows, with ``mini_batch_id`` [batch]; ``meta_info`` has ``mini_batches`` (the denominators of each
             step over all ranks) and ``global_steps`` (which decides the learning rate).
-        name: "actor" or "critic", the first part of the metrics' names.
+        name: "actor", "critic" or "train", the first part of the metrics' names.
         prepare: called with the rows of each mini-batch before its update; see `make_preparation`.
 
     Returns:
@@ -125,7 +130,7 @@ def perf_metrics(engine: FSDPEngine, *, name: str, seconds: float) -> dict[str, 
     PyTorch held, the computer's memory in use, and of an update the blocks that computed their activations twice.
 
     Args:
-        name: of the stage: "actor", "old_log_prob", "ref", "critic" or "values".
+        name: of the stage: "actor", "old_log_prob", "ref", "critic", "values" or "train".
         seconds: that it took, data on their way to the device included.
     """
     peak = device_peak_flops(engine.device, engine.dtype)
@@ -136,6 +141,6 @@ def perf_metrics(engine: FSDPEngine, *, name: str, seconds: float) -> dict[str, 
     if (used := used_memory_bytes()) is not None:
         metrics["perf/cpu_memory_used_gb"] = used / 2**30
     plan = engine.memory_plan
-    if plan is not None and name in ("actor", "critic"):
+    if plan is not None and name in ("actor", "critic", "train"):
         metrics[f"perf/recomputed_blocks/{name}"] = float(plan.num_recomputed)
     return metrics

@@ -208,6 +208,19 @@ def test_an_adapter_that_cannot_be_continued_is_refused(tmp_path: Path, config: 
         lora.add_adapters(build("llama"), settings(lora_rank=0, lora_adapter_path=path))
 
 
+@pytest.mark.parametrize("patterns", [{"alpha_pattern": {"down_proj": 16}}, {"rank_pattern": {"layers.0.*.q_proj": 2}}])
+def test_an_adapter_that_another_scaling_of_one_layer_would_change_is_refused(tmp_path: Path, patterns) -> None:
+    targets = ["q_proj", "down_proj"]
+    get_peft_model(
+        build("llama"), LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", **patterns)
+    ).save_pretrained(str(tmp_path), save_embedding_layers=False)
+    same = build("llama")
+    lora.add_adapters(same, settings(lora_rank=0, lora_adapter_path=str(tmp_path)))
+    lora.check_same_scaling(tmp_path, same)
+    with pytest.raises(ModelError, match=r"scales the adapter of model\.layers\.0\S*_proj by 4 .*and this run by 2"):
+        lora.check_same_scaling(tmp_path, with_adapters(target_modules=targets))
+
+
 def test_an_adapter_of_the_head_is_refused(tmp_path: Path) -> None:
     """The fused head reads the head's weight, so such an adapter would be neither used nor trained."""
     config = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")

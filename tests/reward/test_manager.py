@@ -301,7 +301,7 @@ def rows_with(**columns):
     [
         ({"data_source": "other"}, "no built-in reward function for the data source 'other'"),
         ({"data_source": ""}, "data source 'unknown'"),
-        ({"ground_truth": None}, "ground truth None is NoneType"),
+        ({"ground_truth": None}, "The row has no ground truth; .* ground_truth, or the one that data.answer_key names"),
         ({"ground_truth": "many"}, "'many' holds no number"),
     ],
 )

@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config
 
 from burnish.config import ActorRolloutRefConfig, RolloutConfig
 from burnish.model.load import build_causal_lm
 from burnish.model.packing import pack
 from burnish.model.policy import PolicyModule
-from burnish.rollout import SamplingParams, build_rollout
+from burnish.rollout import SamplingParams, build, build_rollout
 from burnish.rollout.native.engine import NativeRollout
 from tests.rollout.contract import assert_same_responses, make_requests, tiny_llama
 
@@ -63,6 +65,32 @@ def test_a_copy_has_the_buffers_of_the_trained_model_which_no_stream_brings() ->
     assert_same_responses(
         rollout.generate(make_requests(), SAMPLING), on_its_weights.generate(make_requests(), SAMPLING)
     )
+
+
+class LargestOnCPU(TorchDispatchMode):
+    """Notes the largest tensor that is made on the CPU inside."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(each, torch.Tensor) and each.device.type == "cpu":
+                self.largest = max(self.largest, each.untyped_storage().nbytes())
+        return result
+
+
+def test_a_copy_is_made_where_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(model: Any, _config: RolloutConfig, **given: Any) -> Any:
+        return SimpleNamespace(model=model, **given)
+
+    monkeypatch.setattr(build, "rollout_class", lambda _config: engine)
+    policy = make_policy(shares_storage=False)
+    smallest = min(p.nbytes for p in policy.module.model.parameters() if p.dim() > 1)
+    with LargestOnCPU() as made:
+        rollout: Any = build_rollout(policy, ActorRolloutRefConfig(rollout=RolloutConfig()), "meta")
+    assert {p.device.type for p in rollout.model.parameters()} == {"meta"}
+    assert made.largest < smallest
 
 
 @pytest.mark.parametrize("trained", ["float32", "bfloat16"])

@@ -20,6 +20,7 @@ from burnish.trainer.ppo.checkpoints import (
     problem_of,
     read_manifest,
 )
+from burnish.trainer.ppo.checkpoints import folders as folders_module
 from burnish.trainer.ppo.checkpoints import manager as manager_module
 from burnish.trainer.ppo.checkpoints.folders import BEST, RUN_ID, TRACKER
 from burnish.trainer.ppo.checkpoints.resume import find, load
@@ -435,3 +436,88 @@ def test_what_a_checkpoint_cannot_hold_is_named_with_its_place():
 @pytest.fixture(autouse=True)
 def _heard(caplog):
     caplog.set_level(logging.INFO, logger="burnish")
+
+
+# ------------------------------------------------------------------------------ the best, and courses that were left
+
+SCORE = "val-core/x/reward/mean@1"
+
+
+def scored(manager: CheckpointManager, step: int, value: float, mark: str = "") -> None:
+    save(manager, step, mark, metrics={SCORE: value})
+
+
+def test_the_best_checkpoint_is_none_of_a_course_that_the_run_has_left(tmp_path):
+    first = manager_of(tmp_path, keep_best=SCORE)
+    for step, value in ((2, 0.5), (4, 0.6), (5, 0.9)):
+        scored(first, step, value)
+    assert best_checkpoint(tmp_path).name == "global_step_5"
+    # The run goes on from step 4, since 5 could not be loaded, and saves at other steps than before.
+    second = manager_of(tmp_path, keep_best=SCORE)
+    second.note_resumed(tmp_path / "global_step_4", 4)
+    assert (second.best, best_checkpoint(tmp_path).name) == (0.6, "global_step_4")
+    scored(second, 6, 0.7)
+    assert (second.best, best_checkpoint(tmp_path).name) == (0.7, "global_step_6")
+    assert read_manifest(tmp_path / "global_step_5").is_left
+    # What is written anew at a step of the left course counts again.
+    scored(second, 8, 0.1)
+    third = manager_of(tmp_path, keep_best=SCORE)
+    third.note_resumed(tmp_path / "global_step_4", 4)
+    scored(third, 5, 0.65)
+    assert best_checkpoint(tmp_path).name == "global_step_5"
+    assert [read_manifest(tmp_path / f"global_step_{step}").is_left for step in (2, 4, 5, 6, 8)] == [False] * 3 + [
+        True
+    ] * 2
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_of_a_left_course_has_it_as_its_own_again(tmp_path):
+    manager = manager_of(tmp_path, keep_best=SCORE)
+    for step, value in ((1, 0.1), (2, 0.9)):
+        scored(manager, step, value)
+    manager.note_resumed(tmp_path / "global_step_1", 1)
+    scored(manager, 3, 0.2)
+    manager.note_resumed(tmp_path / "global_step_2", 2)
+    scored(manager, 4, 0.3)
+    assert best_checkpoint(tmp_path).name == "global_step_2"
+
+
+def test_where_only_the_tracker_cannot_be_written_nobody_is_told_that_the_checkpoint_is_lost(
+    tmp_path, monkeypatch, caplog
+):
+    told = Told()
+    manager = manager_of(tmp_path, tell=told, on_save_error="warn")
+    save(manager, 1)
+    written = folders_module.write_durably
+
+    def full(file, text):
+        if file.name == TRACKER:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(file, text)
+
+    monkeypatch.setattr(folders_module, "write_durably", full)
+    with caplog.at_level(logging.WARNING):
+        save(manager, 2)
+    assert problem_of(tmp_path / "global_step_2") is None
+    ((kind, message),) = told.events[1:]
+    assert kind == "out_of_disk"
+    assert "global_step_2 is complete" in message
+    assert "it says 1: a run that goes on would begin there" in message
+    assert "was not saved" not in message + caplog.text
+    monkeypatch.setattr(folders_module, "write_durably", written)
+    save(manager, 3)
+    assert (tmp_path / TRACKER).read_text() == "3"
+
+
+def test_where_only_the_name_of_the_best_cannot_be_written_the_checkpoint_is_saved(tmp_path, monkeypatch, caplog):
+    manager = manager_of(tmp_path, keep_best=SCORE)
+    written = folders_module.write_durably
+
+    def full(file, text):
+        if file.name == BEST:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(file, text)
+
+    monkeypatch.setattr(folders_module, "write_durably", full)
+    scored(manager, 1, 0.5)
+    assert (manager.saved_step, manager.num_failed) == (1, 0)
+    assert f"{BEST} could not be written" in caplog.text

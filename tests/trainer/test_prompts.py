@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from burnish.config import DataConfig
+from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts
 from burnish.utils.errors import TrainingError
 
@@ -56,3 +58,26 @@ def test_each_prompt_is_repeated_in_a_row_under_one_uid():
     assert list(batch.non_tensor_batch["uid"]) == ["epoch3-7", "epoch3-7", "epoch3-9", "epoch3-9"]
     assert list(batch.non_tensor_batch["sample_index"]) == [0, 1, 0, 1]
     assert batch_dict["uid"] == ["7", "9"]
+
+
+class Learning:
+    """A dataset that hears of steps."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, position):
+        return {"input_ids": torch.tensor([1]), "index": position}
+
+    def on_batch_end(self, batch):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "says"), [(0, ""), (2, "data.dataloader_num_workers=2: Learning hears of steps")]
+)
+def test_a_dataset_that_hears_of_steps_is_warned_of_copies_that_do_not(num_workers, says, caplog):
+    config = DataConfig(train_batch_size=4, seed=1, dataloader_num_workers=num_workers)
+    create_dataloaders(config, Learning(), None, collate_fn=None, train_sampler=None, pad_token_id=0)
+    assert says in caplog.text
+    assert bool(caplog.text) == bool(says)

@@ -252,3 +252,17 @@ def _has(module: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(module) is not None
+
+
+def test_a_file_that_comes_and_goes_piece_by_piece_gives_signs_of_life(tmp_path: Path, monkeypatch) -> None:
+    ticks: list[int] = []
+    monkeypatch.setattr(folders.progress, "tick", lambda: ticks.append(1))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"w" * 3 * 2**20)
+    url = f"memory://{uuid.uuid4().hex}/store"
+    storage.upload_folder(tmp_path / "model", url, last=())
+    sent = len(ticks)
+    storage.download_folder(url, tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(tmp_path / "model")
+    assert sent >= 1
+    assert len(ticks) > sent

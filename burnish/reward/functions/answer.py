@@ -14,13 +14,14 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from burnish.utils.errors import RewardError
+from burnish.reward.functions.reference import unusable_truth
 
 _CURRENCY = "$€£¥₹"
 # Minus signs and full-width forms that stand for ASCII ones, narrow spaces; the dashes of running text are left alone.
 _ASCII_FORMS = str.maketrans("−﹣－‐‑０１２３４５６７８９，．＄％／×\u00a0\u2009\u202f", "-----0123456789,.$%/*   ")
 _LATEX_FORMS = (("{,}", ","), (r"\,", ""), (r"\!", ""), (r"\$", "$"), (r"\%", "%"))
 _LONGEST_NUMBER = 1000
+_NEEDED = "a number (an int, a float, a text with a number), or a list of those,"
 _LARGEST_EXPONENT = 400
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
@@ -236,32 +237,22 @@ def truth_numbers(ground_truth: Any) -> list[Fraction]:
         RewardError: it is of another type, or a text without a number, or with several.
     """
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, (int, float, str, list)):
-        raise RewardError(
-            f"The ground truth {ground_truth!r:.80} is {type(ground_truth).__name__}; a number is needed: an int, a "
-            f"float, a text with a number, or a list of those (column reward_model.ground_truth, or "
-            f"what data.answer_key names)."
-        )
+        raise unusable_truth(ground_truth, f"is {type(ground_truth).__name__}", _NEEDED)
     if isinstance(ground_truth, list):
         if not ground_truth:
-            raise RewardError("The ground truth is an empty list: no answer would be right.")
+            raise unusable_truth(ground_truth, "is an empty list: no answer would be right", _NEEDED)
         return [number for entry in ground_truth for number in truth_numbers(entry)]
     if isinstance(ground_truth, str):
         text = ground_truth.rpartition("####")[2].strip()
         spaced = _SPACED_THOUSANDS.fullmatch(to_ascii(text))
         number = leading_number(text) if spaced else only_number(text)
         if number is None and len(found := _NUMBER.findall(to_ascii(text))) > 1:
-            raise RewardError(
-                f"The ground truth {ground_truth!r:.80} holds {len(found)} numbers; one is needed, or a list of the "
-                f"right ones (column reward_model.ground_truth)."
-            )
+            raise unusable_truth(ground_truth, f"holds {len(found)} numbers", "one, or a list of the right ones,")
     else:
         exact = Decimal(str(ground_truth))
         number = Fraction(exact) if exact.is_finite() else None
     if number is None:
-        raise RewardError(
-            f"The ground truth {ground_truth!r:.80} holds no number (column reward_model.ground_truth, or what "
-            f"data.answer_key names)."
-        )
+        raise unusable_truth(ground_truth, "holds no number", _NEEDED)
     return [number]
 
 

@@ -28,7 +28,7 @@ import re
 from typing import Any, Literal
 
 from burnish.reward.functions.answer import last_boxed, last_stated, last_tag
-from burnish.reward.functions.reference import with_reference
+from burnish.reward.functions.reference import unusable_truth, with_reference
 from burnish.utils.errors import RewardError
 
 Method = Literal["strict", "flexible"]
@@ -76,10 +76,7 @@ def truth_letters(ground_truth: Any) -> list[str]:
         return [letter for entry in ground_truth for letter in truth_letters(entry)]
     alone = _LETTER_ALONE.fullmatch(ground_truth.strip()) if isinstance(ground_truth, str) else None
     if alone is None:
-        raise RewardError(
-            f"The ground truth {ground_truth!r:.80} is no letter of a choice; 'C', '(C)' or a list of those is needed "
-            f"(column reward_model.ground_truth)."
-        )
+        raise unusable_truth(ground_truth, "is no letter of a choice", "'C', '(C)' or a list of those")
     return [alone.group(1).upper()]
 
 

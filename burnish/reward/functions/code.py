@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.reward import sandbox as sandboxes
+from burnish.reward.functions.reference import unusable_truth
 from burnish.reward.sandbox import SandboxSettings
 from burnish.utils.errors import ConfigError, RewardError
 
@@ -126,10 +127,11 @@ def _text(value: Any) -> str:
 
 
 def _unreadable(ground_truth: Any) -> RewardError:
-    return RewardError(
-        f"The ground truth {ground_truth!r:.100} holds no tests of a program. Forms: inputs and outputs (with fn_name for "
-        f"functions), a list of assertions, or test and entry_point, as JSON text or as they are."
+    needed = (
+        "inputs and outputs (with fn_name for functions), a list of assertions, or test and entry_point, as JSON text or as "
+        "they are,"
     )
+    return unusable_truth(ground_truth, "holds no tests of a program", needed)
 
 
 def _examine(code: str, tests: list[dict[str, Any]], settings: SandboxSettings) -> tuple[list[dict[str, Any]], str]:

@@ -27,8 +27,7 @@ from fractions import Fraction
 from typing import Any
 
 from burnish.reward.functions.answer import last_boxed, last_tag
-from burnish.reward.functions.reference import with_reference
-from burnish.utils.errors import RewardError
+from burnish.reward.functions.reference import unusable_truth, with_reference
 
 _LONGEST = 500
 _DEEPEST = 50
@@ -139,10 +138,8 @@ def read_truth(ground_truth: Any, extra_info: dict[str, Any] | None = None) -> t
         if not given:
             raise ValueError("no numbers")
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise RewardError(
-            f"The ground truth {ground_truth!r:.120} is no game of countdown: {{'target': 24, 'numbers': [4, 7, 8, 8]}} "
-            f"is needed (column reward_model.ground_truth; the numbers may stand in extra_info)."
-        ) from error
+        needed = "{'target': 24, 'numbers': [4, 7, 8, 8]}, of which the numbers may stand in extra_info,"
+        raise unusable_truth(ground_truth, "is no game of countdown", needed) from error
     return wanted, given
 
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from burnish.reward.functions.answer import last_answer, last_boxed, number_text, truth_numbers
 from burnish.reward.functions.latex import has_algebra, same_answer, same_by_algebra
-from burnish.reward.functions.reference import with_reference
+from burnish.reward.functions.reference import unusable_truth, with_reference
 from burnish.utils.errors import RewardError
 
 Method = Literal["strict", "flexible"]
@@ -46,10 +46,9 @@ def truth_texts(ground_truth: Any) -> list[str]:
     if isinstance(ground_truth, (int, float)) and not isinstance(ground_truth, bool):
         return [number_text(truth_numbers(ground_truth)[0])]
     if not isinstance(ground_truth, str) or not ground_truth.strip():
-        raise RewardError(
-            f"The ground truth {ground_truth!r:.80} is {type(ground_truth).__name__}; the right answer is needed: a text "
-            f"that is not empty, a number, or a list of those (column reward_model.ground_truth)."
-        )
+        empty = isinstance(ground_truth, (str, list)) and not ground_truth
+        why = "is empty" if empty else f"is {type(ground_truth).__name__}"
+        raise unusable_truth(ground_truth, why, "a text that is not empty, a number, or a list of those")
     boxed = last_boxed(ground_truth)
     return [boxed[1] if boxed else ground_truth]
 

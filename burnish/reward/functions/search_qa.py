@@ -24,15 +24,12 @@ from collections import Counter
 from typing import Any, Literal
 
 from burnish.reward.functions.answer import last_tag
-from burnish.reward.functions.reference import with_reference
+from burnish.reward.functions.reference import unusable_truth, with_reference
 from burnish.utils.errors import RewardError
 
 Metric = Literal["em", "f1", "sub_em"]
 
-_NO_ANSWER = (
-    "The ground truth {!r:.80} holds no answer; a text, a list of texts or {{'target': [...]}} is needed (column "
-    "reward_model.ground_truth)."
-)
+_NEEDED = "a text, a list of texts or {'target': [...]}"
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -64,9 +61,9 @@ def truth_texts(ground_truth: Any) -> list[str]:
         elif isinstance(text, str):
             texts.append(text)
         else:
-            raise RewardError(_NO_ANSWER.format(ground_truth))
+            raise unusable_truth(ground_truth, "holds no answer", _NEEDED)
     if not any(normalise(text) for text in texts):
-        raise RewardError(_NO_ANSWER.format(ground_truth))
+        raise unusable_truth(ground_truth, "holds no answer", _NEEDED)
     return texts
 
 

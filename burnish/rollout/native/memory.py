@@ -1,6 +1,5 @@
 """How much memory the key-value cache may take, and what to say when that is too little."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from transformers import PreTrainedModel
 from burnish.model.attention import PackedContext
 from burnish.model.policy import backbone_of
 from burnish.rollout.native.paged_cache import LayerShape, PagedCache
-from burnish.utils import env
+from burnish.utils import env, heap
 from burnish.utils.errors import ModelError, RolloutError
 
 _KEY = "rollout.gpu_memory_utilization"
@@ -81,10 +80,10 @@ class MemoryBudget:
 
     @property
     def total_bytes(self) -> int:
-        """Memory of the device."""
+        """Memory of the device; of a CPU what this process's container or job may have."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[1]
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return env.total_memory()
 
     def cache_bytes(self, held: int) -> int:
         """Bytes that the cache may take; ``held`` are those that it has already.
@@ -110,6 +109,8 @@ class MemoryBudget:
             cache_bytes: what the cache needs at least.
         """
         available = env.available_memory()
+        if available is not None:
+            available += heap.kept_bytes()
         room = self.cache_bytes(0)
         return copy_bytes <= min(room // 4, room - cache_bytes) and (available is None or copy_bytes <= available // 2)
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from burnish.config import PPOTrainerConfig, to_dict
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig, to_dict
 from burnish.trainer.live_view.state import RunState
 from burnish.trainer.live_view.view import body, headline
 from burnish.trainer.ppo.stages import StepReport
@@ -172,7 +172,7 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-def make_display(config: PPOTrainerConfig, total_steps: int) -> LiveDisplay | None:
+def make_display(config: PPOTrainerConfig | SFTTrainerConfig, total_steps: int) -> LiveDisplay | None:
     """The display of a run where ``trainer.console`` comes to live; None elsewhere."""
     trainer = config.trainer
     mode = console_mode(trainer.console, consoles.console, has_console_logger="console" in trainer.logger)

@@ -14,6 +14,8 @@ from burnish.trainer.live_view.drawing import duration, number, printable, share
 from burnish.trainer.live_view.state import RunState
 
 CURVES = (
+    ("train/loss", "loss"),
+    ("train/token_accuracy", "right tokens"),
     ("critic/score/mean", "score"),
     ("critic/rewards/mean", "reward"),
     ("reward/acc/mean", "accuracy"),
@@ -23,6 +25,7 @@ CURVES = (
     ("actor/kl_loss", "KL"),
     ("actor/pg_clipfrac", "clipped"),
     ("actor/grad_norm", "grad norm"),
+    ("train/grad_norm", "grad norm"),
     ("critic/vf_loss", "value loss"),
 )
 """Metrics that have a line, the first ones where there is little room."""

@@ -114,6 +114,10 @@ def _check(options: EvalOptions) -> None:
         raise ConfigError(f"{len(options.models)} models: one is measured, or two are compared.")
     if options.ask.prompts:
         raise ConfigError("A prompt alone has no right answer to compare with: eval reads --data.")
+    if not options.ask.data and not any("data.val_files" in text for text in options.ask.overrides):
+        raise ConfigError(
+            "--data names the file of prompts with their right answers: burnish eval MODEL --data test.jsonl"
+        )
     if math.isnan(options.pass_score):
         raise ConfigError("--pass-score=nan: every response would be wrong. It must be a number, as 1.0.")
     if not 0 < options.confidence < 1:

@@ -89,7 +89,12 @@ def prepare(name: str, options: AskOptions, *, like: ModelSource | None = None) 
         source, trust_remote_code=options.trust_remote_code, chat_template=options.chat_template
     )
     rows = [{config.data.prompt_key: text} for text in options.prompts] or None
-    dataset = create_rl_dataset(config.data, tokenizer, split="val", rows=rows)
+    try:
+        dataset = create_rl_dataset(config.data, tokenizer, split="val", rows=rows)
+    except DataError as error:
+        if not options.data:
+            raise
+        raise DataError(str(error).replace("data.val_files", "--data")) from error
     assert dataset is not None
     device = choose_device(options.device)
     model_config = load_config(

@@ -137,9 +137,12 @@ def run_settings(source: ModelSource) -> dict[str, Any]:
         ConfigError: its ``config.yaml`` cannot be read.
     """
     tree = source.run_values()
+    # A class for conversations to learn gives no prompts.
+    is_sft = bool(tree) and "actor_rollout_ref" not in tree
+    left_out = (*_NOT_OF_THE_RUN, "data.custom_cls.") if is_sft else _NOT_OF_THE_RUN
     found = {}
     for path, leaf in leaves().items():
-        if not path.startswith(_OF_THE_RUN) or path.startswith(_NOT_OF_THE_RUN):
+        if not path.startswith(_OF_THE_RUN) or path.startswith(left_out):
             continue
         value: Any = tree
         for name in path.split("."):

@@ -73,7 +73,9 @@ class ModelSource:
     def override_config(self) -> dict[str, Any]:
         """What the run that trained adapters has changed in the configuration of their base; a whole model's has it in it."""
         tree: Any = self.run_values() if self.kind == "adapters" else {}
-        for name in ("critic" if self.role == "critic" else "actor_rollout_ref", "model", "override_config"):
+        # A run of supervised fine-tuning has its one model at the top.
+        section = "critic" if self.role == "critic" else "actor_rollout_ref"
+        for name in (*([section] if section in tree else []), "model", "override_config"):
             tree = tree.get(name) if isinstance(tree, dict) else None
         return dict(tree or {})
 

@@ -28,8 +28,9 @@ STEP_STAGES = (
     "update_critic",
     "update_actor",
     "update_weights",
+    "train",
 )
-"""The stages of a step, in their order; what else is timed lies inside one of them."""
+"""The stages of a step, in their order, the last one of supervised fine-tuning; what else is timed lies inside one of them."""
 STAGES_BESIDE = ("testing", "save_checkpoint")
 """What some steps are followed by; ``timing_s/step`` is without it."""
 # The reward model's passes are timed by themselves, and lie in generation.
@@ -37,6 +38,7 @@ _INSIDE = {"gen": "reward_model"}
 _UTILISATION = {
     "update_actor": ("actor", UPDATE_EFFICIENCY),
     "update_critic": ("critic", UPDATE_EFFICIENCY),
+    "train": ("train", UPDATE_EFFICIENCY),
     "old_log_prob": ("old_log_prob", PASS_EFFICIENCY),
     "ref": ("ref", PASS_EFFICIENCY),
     "values": ("values", PASS_EFFICIENCY),

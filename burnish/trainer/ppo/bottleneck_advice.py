@@ -11,6 +11,7 @@ _ACTOR, _ROLLOUT, _CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.rollou
 _MICRO_BATCHES = {
     "update_actor": (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_max_token_len_per_gpu"),
     "update_critic": (f"{_CRITIC}.ppo_micro_batch_size_per_gpu", f"{_CRITIC}.ppo_max_token_len_per_gpu"),
+    "train": ("data.micro_batch_size_per_gpu", "data.max_token_len_per_gpu"),
     "old_log_prob": (
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
         f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
@@ -28,6 +29,7 @@ _MICRO_BATCHES = {
 _SECTIONS = {
     "update_actor": (_ACTOR, f"{_ACTOR}.fsdp_config", "actor_rollout_ref.model"),
     "update_critic": (_CRITIC, "critic.model.fsdp_config", "critic.model"),
+    "train": ("data", "engine", "model"),
     "old_log_prob": (_ACTOR, f"{_ACTOR}.fsdp_config", "actor_rollout_ref.model"),
     "ref": ("actor_rollout_ref.ref", "actor_rollout_ref.ref.fsdp_config", "actor_rollout_ref.model"),
     "values": (_CRITIC, "critic.model.fsdp_config", "critic.model"),
@@ -175,13 +177,14 @@ def _model(run: _Run, stage: str) -> _Rules:
             )
             break
     mean, most = run.metric("global_seqlen/mean"), run.metric("global_seqlen/balanced_max")
-    if stage in ("update_actor", "update_critic") and mean and most > _IMBALANCE * mean:
+    if stage in ("update_actor", "update_critic", "train") and mean and most > _IMBALANCE * mean:
+        in_a_step = "data.train_batch_size" if stage == "train" else f"{section}.ppo_mini_batch_size"
         yield (
-            ("trainer.balance_batch", f"{section}.ppo_mini_batch_size"),
+            ("trainer.balance_batch", in_a_step),
             f"The rank with the most tokens has {most / mean:.2f} times the mean, and the others wait for it: balance the "
             f"batch, or take larger mini-batches, which are easier to spread.",
         )
-    name = {"update_actor": "actor", "update_critic": "critic"}.get(stage)
+    name = {"update_actor": "actor", "update_critic": "critic", "train": "train"}.get(stage)
     if name and run.metric(f"perf/recomputed_blocks/{name}") > 0:
         yield (
             (max_tokens, f"{model}.enable_gradient_checkpointing"),

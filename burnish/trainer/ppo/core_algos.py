@@ -53,6 +53,11 @@ from burnish.core_algos.rollout_correction import (
 )
 from burnish.core_algos.value_loss import compute_value_loss
 
+# Other names of the same functions, as verl has them: all estimators here are vectorised.
+compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
+compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage
+compute_multi_turn_optimal_token_baseline_advantage = compute_tir_optimal_token_baseline_advantage
+
 __all__ = [
     "KL_PENALTIES",
     "LOSS_AGG_MODES",
@@ -68,6 +73,8 @@ __all__ = [
     "compute_gpg_outcome_advantage",
     "compute_grpo_outcome_advantage",
     "compute_grpo_passk_outcome_advantage",
+    "compute_grpo_vectorized_outcome_advantage",
+    "compute_multi_turn_optimal_token_baseline_advantage",
     "compute_offpolicy_metrics",
     "compute_opo_outcome_advantage",
     "compute_optimal_token_baseline_advantage",
@@ -90,6 +97,7 @@ __all__ = [
     "compute_reinforce_plus_plus_outcome_advantage",
     "compute_remax_outcome_advantage",
     "compute_rloo_outcome_advantage",
+    "compute_rloo_vectorized_outcome_advantage",
     "compute_rollout_correction_and_add_to_batch",
     "compute_rollout_correction_and_rejection_mask",
     "compute_tir_optimal_token_baseline_advantage",

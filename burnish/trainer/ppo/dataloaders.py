@@ -1,10 +1,13 @@
 """Where the prompts of training and validation come from, batch by batch."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from burnish.config import DataConfig
 from burnish.data import create_dataloader, create_rl_sampler
+
+logger = logging.getLogger("burnish.trainer")
 
 
 def create_dataloaders(
@@ -24,6 +27,13 @@ def create_dataloaders(
     Raises:
         DataError: the training rows do not fill one batch.
     """
+    if config.dataloader_num_workers > 0 and hasattr(train_dataset, "on_batch_end"):
+        logger.warning(
+            "data.dataloader_num_workers=%d: %s hears of steps (on_batch_end) in the trainer's process alone. The processes that "
+            "read ahead work on copies, which are made anew at the beginning of an epoch: what it learns changes rows of the "
+            "next epoch only. Set data.dataloader_num_workers=0 where rows are to follow at once.",
+            *(config.dataloader_num_workers, type(train_dataset).__name__),
+        )
     common: dict[str, Any] = {
         "num_workers": config.dataloader_num_workers,
         "seed": config.seed,

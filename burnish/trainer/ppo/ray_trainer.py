@@ -414,6 +414,14 @@ class RayPPOTrainer:
         """The rollout gets the new weights (nothing to do where it decodes on the actor's own)."""
         self.push_weights()
 
+    def own_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of this trainer beside its place in the data."""
+        return {"kl_coef": self.kl_ctrl_in_reward.value}
+
+    def restore_own_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with what `own_state` gave."""
+        self.kl_ctrl_in_reward.value = state["kl_coef"]
+
     def push_weights(self) -> None:
         """Gives the rollout the policy's weights."""
         self.actor_rollout_wg.update_weights(self.global_steps)

@@ -53,7 +53,7 @@ def check_reward_numbers(
 def _named_numbers(config: AlgoConfig) -> Iterator[tuple[str, str]]:
     """The keys, as set, and the numbers that they name, but for the score itself, which there always is."""
     metric = config.filter_groups.metric
-    if config.filter_groups.enable and metric and metric not in SCORE_NAMES:
+    if config.filter_groups.enable and metric and metric not in (*SCORE_NAMES, "reward"):
         yield f"algorithm.filter_groups.metric={metric}", metric
     if config.adv_estimator == "gdpo":
         for name in config.gdpo_reward_keys or ():

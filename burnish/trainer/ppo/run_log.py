@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from burnish.config import PPOTrainerConfig, to_dict, to_shown_yaml, write_origins
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig, to_dict, to_shown_yaml, write_origins
 from burnish.protocol import DataProto
 from burnish.trainer.live_view import loggers_beside, make_display
 from burnish.trainer.ppo.dumps import Dumps
@@ -33,7 +33,7 @@ class RunLog:
 
     def __init__(
         self,
-        config: PPOTrainerConfig,
+        config: PPOTrainerConfig | SFTTrainerConfig,
         tokenizer: Any,
         callbacks: tuple[Callable[[StepReport], None], ...],
         total_steps: int,
@@ -114,7 +114,7 @@ class RunLog:
             callback(report)
 
     def _tell_validation(self, metrics: dict[str, float], step: int) -> None:
-        found = {name: value for name, value in metrics.items() if name.startswith("val-core/")}
+        found = {name: value for name, value in metrics.items() if name.startswith(("val-core/", "val/"))}
         if found:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:5])
             self.events.write("validation", f"Validated: {shown}.", step=step, metrics=found)

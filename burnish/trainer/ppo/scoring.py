@@ -95,7 +95,8 @@ def reward_number(batch: DataProto, name: str) -> np.ndarray | None:
     """A number of a scored batch by the name that the configuration has for it, float64 [batch].
 
     Args:
-        name: one of `SCORE_NAMES`, or an extra as the reward function calls it.
+        name: one of `SCORE_NAMES`, or an extra as the reward function calls it; ``reward``, where it returns none of this
+            name, is the score too.
 
     Returns:
         NaN where a row has none; None where no row has one.
@@ -103,6 +104,8 @@ def reward_number(batch: DataProto, name: str) -> np.ndarray | None:
     if name in SCORE_NAMES:
         return batch.tensors["token_level_scores"].double().sum(-1).numpy()
     values = find_extra(batch, name)
+    if values is None and name == "reward":
+        return reward_number(batch, "score")
     return None if values is None else as_numbers(values)
 
 

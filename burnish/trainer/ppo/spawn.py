@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.reward.travel import pack
 from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
+from burnish.trainer.cluster_nodes import refuse_unfit_nodes
 from burnish.trainer.ppo.replay import without_engine
 from burnish.trainer.ppo.roles import Role
 
@@ -37,6 +38,7 @@ def spawn_workers(
     if reward_manager is not None and config.trainer.controller != "local":
         reward_manager = pack(reward_manager, "reward.launch_reward_fn_async=false")
     resource_pool_manager.create_resource_pool()
+    refuse_unfit_nodes(config, resource_pool_manager)
     policy = config.actor_rollout_ref if samples else without_engine(config.actor_rollout_ref)
     pools: dict[Any, dict[Role, RayClassWithInitArgs]] = {}
     for role, worker_cls in role_worker_mapping.items():
@@ -71,6 +73,8 @@ def spawn_workers(
             name_prefix="+".join(map(str, classes)),
             stage_timeout=config.trainer.stage_timeout,
             stack_folder=str(stack_folder(config)),
+            # Of every role's ranks: those of a critic or a reward model wait for each other too.
+            collective_timeout=config.actor_rollout_ref.nccl_timeout,
         )
         if config.trainer.controller != "local":
             # A loss or a model of somebody's own may draw from them; the driver's are seeded as the run begins.
@@ -80,7 +84,7 @@ def spawn_workers(
     return groups
 
 
-def stack_folder(config: PPOTrainerConfig) -> Path:
+def stack_folder(config: PPOTrainerConfig | SFTTrainerConfig) -> Path:
     """Where it is written in which code processes stand that get no further."""
     return Path(config.trainer.default_local_dir).expanduser().absolute() / "stacks"
 

@@ -11,6 +11,7 @@ from burnish.workers.updates import merge_updates
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+    from burnish.trainer.sft.trainer import SFTTrainer
 
 
 def step_metrics(trainer: "RayPPOTrainer", batch: DataProto) -> dict[str, float]:
@@ -29,7 +30,7 @@ def step_metrics(trainer: "RayPPOTrainer", batch: DataProto) -> dict[str, float]
     return metrics | bottleneck_metrics(metrics)
 
 
-def log_unfinished_step(trainer: "RayPPOTrainer") -> None:
+def log_unfinished_step(trainer: "RayPPOTrainer | SFTTrainer") -> None:
     """Logs what there is of a step that was begun and not logged, as an error or a stop leaves it: what its stages have
     measured, the seconds they took, and ``training/failed``, 1."""
     if trainer.is_logged:

@@ -117,10 +117,20 @@ class SkippedUpdates:
     Args:
         limit: ``trainer.max_skipped_updates``.
         folder: the run's folder, for the batch of the step that ended it.
+        why_empty: why a mini-batch may have no token to train on.
+        advice: what to look at.
     """
 
-    def __init__(self, limit: int, folder: str | Path) -> None:
+    def __init__(
+        self,
+        limit: int,
+        folder: str | Path,
+        *,
+        why_empty: str = "every row was rejected or abstained",
+        advice: str = "and the rewards, or lower the learning rate",
+    ) -> None:
         self.limit = limit
+        self.why_empty, self.advice = why_empty, advice
         self.folder = Path(folder)
         self.in_a_row: dict[str, int] = {}
 
@@ -138,8 +148,7 @@ class SkippedUpdates:
                     f"the {name} was not updated in {self.in_a_row[name]} steps in a row "
                     f"(trainer.max_skipped_updates={self.limit}), so it learns nothing any more. Of this step's "
                     f"mini-batches {num_skipped} had a gradient that was not finite, and {num_empty} had no token to train "
-                    f"on (every row was rejected or abstained). The last checkpoint is unharmed. Look at {name}/grad_norm "
-                    f"and the rewards, or lower the learning rate."
+                    f"on ({self.why_empty}). The last checkpoint is unharmed. Look at {name}/grad_norm {self.advice}."
                 )
 
 

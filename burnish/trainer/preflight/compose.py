@@ -1,6 +1,7 @@
 """The configuration of a command line, and everything that is wrong with it, not the first thing alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from burnish.config import PPOTrainerConfig, batch_plan, check_paths
 from burnish.config.load import load_with_notices
@@ -10,6 +11,8 @@ from burnish.utils.errors import BurnishError, ConfigError
 
 _AREA = "config"
 
+C = TypeVar("C")
+
 
 def compose(
     overrides: Sequence[str], config_name: str | None, config_path: str | None, findings: Findings
@@ -18,11 +21,23 @@ def compose(
 
     A setting that is refused is noted and left out, and the rest is looked at again, so that all of them are told.
     """
+
+    def load(words: list[str]) -> tuple[PPOTrainerConfig, Sequence[str]]:
+        loaded = load_with_notices(words, config_name, config_path)
+        return loaded.config, loaded.notices
+
+    return composed(load, overrides, findings)
+
+
+def composed(
+    load: Callable[[list[str]], tuple[C, Sequence[str]]], overrides: Sequence[str], findings: Findings
+) -> C | None:
+    """What ``load`` makes of the overrides, with its notices, as `compose` says."""
     rest = list(overrides)
     left_out: list[str] = []
     while True:
         try:
-            loaded = load_with_notices(rest, config_name, config_path)
+            config, notices = load(rest)
         except ConfigError as error:
             message = str(error)
             culprit = _culprit(message, rest)
@@ -35,11 +50,11 @@ def compose(
             left_out.append(culprit)
             continue
         break
-    for notice in loaded.notices:
+    for notice in notices:
         findings.warning(_AREA, notice)
     if left_out:
         findings.note(_AREA, f"What follows was checked without {', '.join(map(_key, left_out))}.")
-    return loaded.config
+    return config
 
 
 def _key(setting: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from burnish.config import FSDPActorConfig, FSDPCriticConfig, PPOTrainerConfig
+from burnish.config import FSDPCriticConfig, Policy, PPOTrainerConfig, SFTTrainerConfig, policy_of
 from burnish.engine.estimate import ModelEstimate, estimate_model
 from burnish.engine.state_bytes import optimizer_bytes
 from burnish.trainer.preflight.findings import Findings
@@ -15,13 +15,15 @@ _AREA = "disk"
 GIB = 2**30
 
 
-def checkpoint_bytes(config: PPOTrainerConfig, models: Mapping[str, ModelEstimate]) -> int:
+def checkpoint_bytes(config: PPOTrainerConfig | SFTTrainerConfig, models: Mapping[str, ModelEstimate]) -> int:
     """One checkpoint: see `role_bytes`."""
-    written = role_bytes(config.actor_rollout_ref.actor, models["actor"]) if "actor" in models else 0
-    return written + (role_bytes(config.critic, models["critic"]) if "critic" in models else 0)
+    written = role_bytes(policy_of(config), models["actor"]) if "actor" in models else 0
+    if isinstance(config, PPOTrainerConfig) and "critic" in models:
+        written += role_bytes(config.critic, models["critic"])
+    return written
 
 
-def role_bytes(section: FSDPActorConfig | FSDPCriticConfig, model: ModelEstimate) -> int:
+def role_bytes(section: Policy | FSDPCriticConfig, model: ModelEstimate) -> int:
     """A trained model's part: the model in its dtype, its masters where that has less precision, its moments, and with
     ``hf_model`` the model once more."""
     has_adapters = model.num_trained < model.num_parameters
@@ -38,13 +40,14 @@ def role_bytes(section: FSDPActorConfig | FSDPCriticConfig, model: ModelEstimate
     return written
 
 
-def first_checkpoint_bytes(config: PPOTrainerConfig) -> int | None:
+def first_checkpoint_bytes(config: PPOTrainerConfig | SFTTrainerConfig) -> int | None:
     """About what the run's first checkpoint takes, from the models' configurations alone; None where these cannot be read."""
     common: dict[str, Any] = {"device": config.trainer.device, "total_memory": 1 << 50}
-    policy, critic = config.actor_rollout_ref, config.critic
+    policy = policy_of(config)
     try:
-        models = {"actor": estimate_model(policy.model, policy.actor.fsdp_config, policy.actor.optim, **common)}
-        if critic.enable:
+        models = {"actor": estimate_model(policy.model, policy.engine, policy.optim, **common)}
+        if isinstance(config, PPOTrainerConfig) and config.critic.enable:
+            critic = config.critic
             models["critic"] = estimate_model(
                 critic.model, critic.model.fsdp_config, critic.optim, module="value", **common
             )
@@ -54,7 +57,10 @@ def first_checkpoint_bytes(config: PPOTrainerConfig) -> int | None:
 
 
 def check_disk(
-    config: PPOTrainerConfig, models: Mapping[str, ModelEstimate], num_steps: int | None, findings: Findings
+    config: PPOTrainerConfig | SFTTrainerConfig,
+    models: Mapping[str, ModelEstimate],
+    num_steps: int | None,
+    findings: Findings,
 ) -> None:
     """Compares the free space with the checkpoints that exist at once.
 

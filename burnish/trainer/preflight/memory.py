@@ -315,25 +315,11 @@ class _Stages:
         assert update is not None
         model, held = self.models[role], self._held(role, updating=True)
         tokens = micro_batch_tokens(update, self.plan, section.use_prefix_grouper)
-        free = int(0.9 * max(0, self.total - self.beside - sum(held.values())))
-        if self.device == "cpu":
-            free = int(0.9 * max(0, self.total - sum(held.values())))
-        activations = model.update_plan(tokens, free)
-        needed = 0 if activations is None else activations.needed_bytes
-        fixed = model.state.passing + (0 if model.head is None else model._head(tokens))
-        taken = {"logits, gradients in passing, gathered weights": fixed, "activations": max(0, needed - fixed)}
-        step = model.step_bytes()
-        if step > sum(taken.values()):
-            taken = {"pieces of the optimizer's step": step}
+        # Nothing lies beside on a CPU.
+        taken, how = update_memory(model, tokens, self.total - self.beside - sum(held.values()))
         by_rows = update.micro_batch_samples is not None
         name = "ppo_micro_batch_size_per_gpu" if by_rows else "ppo_max_token_len_per_gpu"
         where = "actor_rollout_ref.actor" if role == "actor" else "critic"
-        how = ""
-        if activations is not None:
-            mlps = activations.num_without_mlp - activations.num_recomputed
-            how = f", {activations.num_recomputed} of {activations.num_blocks} blocks recomputed" + (
-                f" and the MLP of {mlps} more" if mlps else ""
-            )
         return StageMemory(
             name=f"update_{role}",
             held=held,
@@ -357,8 +343,34 @@ class _Stages:
         return StageMemory(name="update_weights", held=held, taken=taken, key=key)
 
 
+def update_memory(model: ModelEstimate, num_tokens: int, room: int) -> tuple[dict[str, int], str]:
+    """What an update of ``num_tokens`` at once takes beside what is held, by name, and how activations are kept, in words.
+
+    Args:
+        room: bytes of the device beside what is held.
+    """
+    activations = model.update_plan(num_tokens, int(0.9 * max(0, room)))
+    needed = 0 if activations is None else activations.needed_bytes
+    fixed = model.state.passing + model.update_head_bytes(num_tokens)
+    taken = {"logits, gradients in passing, gathered weights": fixed, "activations": max(0, needed - fixed)}
+    step = model.step_bytes()
+    if step > sum(taken.values()):
+        taken = {"pieces of the optimizer's step": step}
+    if activations is None:
+        return taken, ""
+    mlps = activations.num_without_mlp - activations.num_recomputed
+    return taken, f", {activations.num_recomputed} of {activations.num_blocks} blocks recomputed" + (
+        f" and the MLP of {mlps} more" if mlps else ""
+    )
+
+
+def context_bytes(workers: int) -> int:
+    """What lies on a GPU beside PyTorch's own memory: the context, and NCCL's buffers where there are several workers."""
+    return _CONTEXT_BYTES + (_NCCL_BYTES if workers > 1 else 0)
+
+
 def _beside(config: PPOTrainerConfig, device: str, workers: int) -> int:
     """What lies on a GPU beside PyTorch's own memory: contexts, NCCL's buffers, a sleeping engine of vLLM's."""
     rollout = config.actor_rollout_ref.rollout
     vllm = _SLEEPING_VLLM_BYTES if rollout.name == "vllm" and rollout.mode != "server" else 0
-    return _CONTEXT_BYTES + (_NCCL_BYTES if workers > 1 else 0) + vllm
+    return context_bytes(workers) + vllm

@@ -1,6 +1,6 @@
 """Compares the memory plan with the device, in sentences."""
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.config.plan import BatchPlan
 from burnish.trainer.preflight.findings import Findings
 from burnish.trainer.preflight.memory import GIB, MemoryReport, StageMemory, estimate_memory
@@ -33,7 +33,7 @@ def named_device(text: str) -> DeviceCeilings:
     return found
 
 
-def visible_device(config: PPOTrainerConfig) -> tuple[DeviceCeilings | None, int | None]:
+def visible_device(config: PPOTrainerConfig | SFTTrainerConfig) -> tuple[DeviceCeilings | None, int | None]:
     """This machine's device in the table, and its memory; a CPU has no entry."""
     if config.trainer.device != "cuda":
         return None, env.total_memory()
@@ -62,7 +62,7 @@ def check_memory(
         findings.warning(_AREA, f"Memory cannot be estimated: {error}")
         return []
     for report in reports:
-        _tell(report, name, findings)
+        tell_memory(report, name, findings)
     if known is not None and "actor" in reports[0].models:
         models = {role: model for report in reports for role, model in report.models.items()}
         time = estimate_step_time(config, plan, models, known)
@@ -77,7 +77,14 @@ def check_memory(
     return reports
 
 
-def _tell(report: MemoryReport, device: str, findings: Findings) -> None:
+def tell_memory(
+    report: MemoryReport, device: str, findings: Findings, *, fsdp: str | None = None, model: str | None = None
+) -> None:
+    """Notes each stage's memory, and as errors those that do not fit.
+
+    Args:
+        fsdp, model: sections of the keys to turn; None: those of the stage's model in reinforcement learning.
+    """
     pool = "" if report.pool == "policy" else f" of the {report.pool}'s workers"
     findings.facts.setdefault("memory", {})[report.pool] = {
         "device": device,
@@ -103,7 +110,7 @@ def _tell(report: MemoryReport, device: str, findings: Findings) -> None:
             continue
         findings.error(
             _AREA,
-            f"{text} do not fit into the {report.total_bytes / GIB:.1f} GiB of {device}. {_advice(stage)}",
+            f"{text} do not fit into the {report.total_bytes / GIB:.1f} GiB of {device}. {_advice(stage, fsdp, model)}",
             stage.key.partition("=")[0],
         )
 
@@ -114,12 +121,12 @@ def _parts(stage: StageMemory) -> str:
     return ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size > 0.05 * GIB) or "next to nothing"
 
 
-def _advice(stage: StageMemory) -> str:
+def _advice(stage: StageMemory, fsdp: str | None, model: str | None) -> str:
     """What to turn: what a stage takes first, then what lies there anyway."""
     held, taken = sum(stage.held.values()), sum(stage.taken.values())
     role = stage.name.removeprefix("update_") if stage.name.startswith("update_") else "actor"
-    fsdp = "critic.model.fsdp_config" if role == "critic" else "actor_rollout_ref.actor.fsdp_config"
-    model = "critic.model" if role == "critic" else "actor_rollout_ref.model"
+    fsdp = fsdp or ("critic.model.fsdp_config" if role == "critic" else "actor_rollout_ref.actor.fsdp_config")
+    model = model or ("critic.model" if role == "critic" else "actor_rollout_ref.model")
     state = (
         f"Keep state on the CPU ({fsdp}.optimizer_offload=true, {fsdp}.param_offload=true), train adapters "
         f"({model}.lora_rank=32), or use more GPUs."

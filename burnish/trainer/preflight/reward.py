@@ -95,9 +95,33 @@ def probe_reward(
     by_row: dict[int, list[tuple[_Try, float | None]]] = {}
     for one, score in zip(tries, scores, strict=True):
         by_row.setdefault(one.row, []).append((one, score))
-    best = {row: _judge(row, found, dataset, config, findings, key) for row, found in by_row.items()}
+    judged: dict[tuple[str, str, str], list[str]] = {}
+    best = {row: _judge(row, found, dataset, judged, key) for row, found in by_row.items()}
+    for (level, where, _), messages in judged.items():
+        # Sample rows of a data source that are wrong alike are one mistake.
+        others = len(messages) - 1
+        likewise = f" {others} other sample row{' is' if others == 1 else 's are'} likewise." if others else ""
+        findings.add(level, _AREA, messages[0] + likewise, where or _function_key(config))  # type: ignore[arg-type]
     values = [value for value in best.values() if value is not None]
     findings.facts.setdefault("reward", {})[key] = {"rows": len(by_row), "best_scores": values}
+    if not known_only:
+        _tell_scores(by_row, values, findings, key)
+
+
+def _tell_scores(
+    by_row: dict[int, list[tuple[_Try, float | None]]], best: list[float], findings: Findings, key: str
+) -> None:
+    """What right answers and an empty one scored, so that a person sees what the function pays for."""
+    empty = [score for found in by_row.values() for one, score in found if not one.text and score is not None]
+    if not best or not empty:
+        return
+    rows = f"{len(best)} sample row{'' if len(best) == 1 else 's'}"
+    findings.note(_AREA, f"{key}: right answers to {rows} score {_span(best)}, empty ones {_span(empty)}.")
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _is_paid(config: PPOTrainerConfig) -> bool:
@@ -200,38 +224,33 @@ def _judge(
     row: int,
     found: list[tuple[_Try, float | None]],
     dataset: Any,
-    config: PPOTrainerConfig,
-    findings: Findings,
+    told: dict[tuple[str, str, str], list[str]],
     key: str,
 ) -> float | None:
-    """Notes what the scores of one row say, and returns the best of a right answer."""
+    """Notes in ``told`` what the scores of one row say, by level, key and likeness; returns the best of a right answer."""
     location = getattr(dataset, "location", lambda position: f"row {position} of {key}")(row)
     source = dataset[row].get("data_source") or "unknown"
     empty = next((score for one, score in found if one.text == ""), None)
     right = [(score, one) for one, score in found if one.text and score is not None]
+    where = f"{location} (data source {source})"
     if not right:
         if any(one.text for one, _ in found):
-            findings.error(
-                _AREA,
-                f"{location} (data source {source}): the reward function gives no score to a right answer.",
-                _function_key(config),
+            told.setdefault(("error", "", f"{source} none"), []).append(
+                f"{where}: the reward function gives no score to a right answer."
             )
         return None
     best, answer = max(right, key=lambda pair: pair[0])
     shown = answer.text if len(answer.text) <= 80 else f"{answer.text[:77]}..."
     if answer.is_known and best <= 0:
-        findings.error(
-            _AREA,
-            f"{location} (data source {source}): the right answer {shown!r}, made from its ground truth, scores {best:g}.",
-            "data.reward_fn_key",
+        told.setdefault(("error", "data.reward_fn_key", f"{source} known"), []).append(
+            f"{where}: the right answer {shown!r}, made from its ground truth, scores {best:g}."
         )
     elif not answer.is_known and (best <= 0 or (empty is not None and best <= empty)):
         than = f"and an empty response {empty:g}" if empty is not None else "in whatever way it is put"
-        findings.warning(
-            _AREA,
-            f"{location} (data source {source}): its ground truth as the answer scores {best:g} at best (tried: "
+        truth = (dataset[row].get("reward_model") or {}).get("ground_truth")
+        told.setdefault(("warning", "", f"{source} {best:g} {empty}"), []).append(
+            f"{where}: its ground truth {truth!r:.60} ({type(truth).__name__}) as the answer scores {best:g} at best (tried: "
             f"{', '.join(repr(one.text[:40]) for _, one in right[:4])}, ...), {than}. Does the function read ground_truth as "
-            f"it is in this row?",
-            _function_key(config),
+            f"it is in this row?"
         )
     return best

@@ -74,8 +74,11 @@ def _check_rows(config: PPOTrainerConfig, tokenizer: Any, found: Findings) -> in
     """Data and rewards; the number of training rows."""
     datasets = load_data(config, tokenizer, found)
     manager: Any = None
-    with found.attempt("reward"):
-        manager = load_reward_manager(config.reward, tokenizer)
+    path_key = "reward.custom_reward_function.path"
+    # A file that is not there was told with the configuration.
+    if not any(item.key == path_key and item.level == "error" for item in found.items):
+        with found.attempt("reward"):
+            manager = load_reward_manager(config.reward, tokenizer)
     if manager is not None:
         try:
             for split, dataset in datasets.items():

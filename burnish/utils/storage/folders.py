@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from burnish.utils import progress
 from burnish.utils.errors import StorageError
 from burnish.utils.storage.places import done, facts_of, filesystem, fresh, join, list_files, shown
 
@@ -38,7 +39,10 @@ def upload_folder(local: str | os.PathLike[str], url: str, last: Sequence[str] =
         done(url, "cannot be written", system.makedirs, os.path.normpath(f"{target}/{parent}"), exist_ok=True)
 
     def send(name: str) -> None:
-        done(join(url, name), "cannot be written", system.put_file, str(folder / name), f"{target}/{name}")
+        place = f"{target}/{name}"
+        done(
+            join(url, name), "cannot be written", system.put_file, str(folder / name), place, callback=_signs_of_life()
+        )
 
     for names in (early, late):
         _all_at_once(send, names)
@@ -76,7 +80,8 @@ def fetch(url: str, facts: Mapping[str, Mapping[str, Any]], folder: Path) -> Non
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f"{target.name}.fetching")
-        done(join(url, name), "cannot be fetched", system.get_file, facts[name]["name"], str(unfinished))
+        there, alive = facts[name]["name"], _signs_of_life()
+        done(join(url, name), "cannot be fetched", system.get_file, there, str(unfinished), callback=alive)
         if not has_size(unfinished, size):
             raise StorageError(
                 f"{shown(join(url, name))}: {unfinished.stat().st_size} bytes arrived, and its store says {size}. Try again."
@@ -84,6 +89,13 @@ def fetch(url: str, facts: Mapping[str, Mapping[str, Any]], folder: Path) -> Non
         os.replace(unfinished, target)
 
     _all_at_once(fetch_one, list(facts))
+
+
+def _signs_of_life() -> Any:
+    """A file of many gigabytes that comes or goes piece by piece is no hang."""
+    from fsspec.callbacks import Callback
+
+    return Callback(hooks={"progress": lambda size, value, **keys: progress.tick()})
 
 
 def has_size(file: Path, size: int | None) -> bool:

@@ -13,6 +13,10 @@ class ConsoleLogger:
     in_turn = True
 
     HEADLINES: Mapping[str, str] = {
+        "train/loss": "loss",
+        "train/token_accuracy": "right tokens",
+        "train/grad_norm": "grad_norm",
+        "train/lr": "lr",
         "critic/score/mean": "score",
         "critic/rewards/mean": "reward",
         "actor/pg_loss": "pg_loss",

@@ -43,6 +43,20 @@ def test_lengths_are_those_of_the_prompts_and_the_model(tiny_model_path: str, te
         prepare(tiny_model_path, AskOptions(prompts=["1+" * 300], **CPU))
 
 
+def test_eval_without_data_asks_for_the_option_that_it_has(tiny_model_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--data names the file of prompts with their right answers"):
+        evaluate(EvalOptions(models=[tiny_model_path], ask=AskOptions(**CPU)))
+
+
+def test_data_that_cannot_be_asked_are_named_as_the_command_has_them(tiny_model_path: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(DataError, match=r"^--data=\['\S+empty\.jsonl'\]: it holds no rows"):
+        prepare(tiny_model_path, AskOptions(data=[str(empty)], **CPU))
+    with pytest.raises(DataError, match=r"^--data: .*nowhere\.jsonl|^--data=.*nowhere\.jsonl"):
+        prepare(tiny_model_path, AskOptions(data=[str(tmp_path / "nowhere.jsonl")], **CPU))
+
+
 def test_wrong_requests_are_sentences_before_anything_is_loaded(
     tiny_model_path: str, test_data: str, tmp_path: Path
 ) -> None:

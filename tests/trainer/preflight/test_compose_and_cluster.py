@@ -82,6 +82,7 @@ def test_a_cluster_that_is_there_is_asked_for_what_it_has():
         assert enough.ok
         assert enough.facts["cluster"]["total"] == 2
         (error,) = cluster_findings(address, "trainer.n_gpus_per_node=4").of("error")
-        assert "4 workers need as many CPUs" in error.message
+        assert "Asked: 4 CPU on 1 node(s)" in error.message
+        assert "2 CPU (of 2)" in error.message
     finally:
         ray.shutdown()

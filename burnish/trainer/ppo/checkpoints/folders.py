@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from burnish.trainer.ppo.checkpoints.manifest import Manifest, problem_of, read_manifest, write_manifest
+from burnish.trainer.ppo.checkpoints.manifest import MANIFEST, Manifest, problem_of, read_manifest, write_manifest
 from burnish.utils.durable import sync_folder, write_durably
 from burnish.utils.errors import CheckpointError
 
@@ -23,6 +23,10 @@ BEST = "best_checkpoint.txt"
 RUN_ID = "run_id"
 _NAME = re.compile(r"global_step_(\d+)")
 TEMPORARY = "tmp_global_step_"
+
+
+class TrackerError(OSError):
+    """A checkpoint is complete, but the file that names the newest one could not be written."""
 
 
 def step_of(folder: Path) -> int | None:
@@ -110,25 +114,49 @@ class RunFolder:
             final.rename(old)
         temporary.rename(final)
         sync_folder(self.root)
-        write_durably(self.root / TRACKER, str(step))
         shutil.rmtree(old, ignore_errors=True)
+        try:
+            write_durably(self.root / TRACKER, str(step))
+        except OSError as error:
+            raise TrackerError(
+                error.errno,
+                f"{final} is complete, but {TRACKER} could not be written ({error.strerror or error}), and it says "
+                f"{_read(self.root / TRACKER) or 'nothing'}: a run that goes on would begin there",
+            ) from error
         return final
 
     # -------------------------------------------------------------------------------------- keeping, removing
 
-    def choose_best(self, metric: str, mode: str) -> tuple[int, float] | None:
-        """The checkpoint with the best ``metric``, the earliest of several, written to ``best_checkpoint.txt``.
+    def leave(self, after: int, but: int) -> None:
+        """Writes into the checkpoints beyond step ``after``, but for that of step ``but``, that the run has left them: it went
+        on from ``after``, which it may have left before, and its checkpoints from now on are of another course.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
+        for step, path in self.complete()[0].items():
+            manifest = read_manifest(path)
+            is_left = False if step == after else manifest.is_left or (step > after and step != but)
+            if is_left != manifest.is_left and (path / MANIFEST).exists():
+                write_manifest(path, replace(manifest, is_left=is_left))
+
+    def choose_best(self, metric: str, mode: str, upto: int | None = None) -> tuple[int, float] | None:
+        """The checkpoint with the best ``metric``, the earliest of several, written to ``best_checkpoint.txt``; those of a
+        course that the run has left do not count.
 
         Args:
             mode: "max" or "min".
+            upto: the last step that counts; None: all do.
 
         Returns:
             its step and value; None where no checkpoint has a number.
         """
         scored = []
         for step, path in self.complete()[0].items():
-            value = read_manifest(path).metrics.get(metric)
-            if value is not None and value == value:
+            manifest = read_manifest(path)
+            value = manifest.metrics.get(metric)
+            counts = not manifest.is_left and (upto is None or step <= upto)
+            if counts and value is not None and value == value:
                 scored.append((step, float(value)))
         if not scored:
             return None

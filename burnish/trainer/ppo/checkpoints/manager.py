@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config import TrainerConfig
-from burnish.trainer.ppo.checkpoints.folders import RunFolder
+from burnish.trainer.ppo.checkpoints.folders import BEST, RunFolder, TrackerError
 from burnish.trainer.ppo.checkpoints.manifest import MANIFEST, Manifest, problem_of, read_manifest, write_manifest
 from burnish.trainer.ppo.checkpoints.remote import Uploads
 from burnish.utils import storage
@@ -79,6 +79,7 @@ class CheckpointManager:
         self.best: float | None = None
         self._tell = tell or (lambda *args, **kwargs: None)
         self._estimate = estimate
+        self._resumed_after: int | None = None
         self._retry_at: int | None = None
         self._retry_wait = 1
         url = config.default_hdfs_dir
@@ -182,14 +183,32 @@ class CheckpointManager:
             seconds=round(self.saved_in, 3),
             path=str(final),
         )
+        self._leave_other_course(step)
         self._prune(step, self._choose_best())
         if self.uploads is not None:
             self.uploads.add(final)
 
+    def _leave_other_course(self, step: int) -> None:
+        """With the first checkpoint since it was resumed, the run has left those beyond where it went on."""
+        if self._resumed_after is None:
+            return
+        try:
+            self.folder.leave(after=self._resumed_after, but=step)
+        except OSError as error:
+            logger.warning("Old checkpoints could not be marked as left; trainer.keep_best may choose one: %s.", error)
+            return
+        self._resumed_after = None
+
     def _choose_best(self) -> int | None:
         if self.config.keep_best is None:
             return None
-        step, self.best = self.folder.choose_best(self.config.keep_best, self.config.keep_best_mode) or (None, None)
+        try:
+            chosen = self.folder.choose_best(self.config.keep_best, self.config.keep_best_mode, self._resumed_after)
+        except OSError as error:
+            # The checkpoints themselves are there; the next one writes it again.
+            logger.warning("%s could not be written: %s.", self.root / BEST, error)
+            return None
+        step, self.best = chosen or (None, None)
         return step
 
     def _prune(self, step: int, best: int | None) -> None:
@@ -208,7 +227,7 @@ class CheckpointManager:
     def note_resumed(self, folder: Path, step: int) -> None:
         """The run goes on from ``folder``, after ``step``."""
         if folder.parent == self.root:
-            self.saved_step = step
+            self.saved_step = self._resumed_after = step
         self._choose_best()
 
     def note_metrics(self, step: int, metrics: dict[str, float]) -> None:
@@ -261,13 +280,15 @@ class CheckpointManager:
         if not of_disk:
             raise error
         self.num_failed += 1
-        self._tell("out_of_disk" if is_full else "warning", f"Step {step} was not saved: {sentence}", step=step)
+        said = f"Step {step} was not saved: {sentence}"
+        if isinstance(error, TrackerError):
+            said = f"{error.strerror}."
+        self._tell("out_of_disk" if is_full else "warning", said, step=step)
         if pending.must_succeed or self.config.on_save_error == "raise":
-            raise DiskError(f"Step {step} was not saved: {sentence}") from error
+            raise DiskError(said) from error
         self._retry_at = step + self._retry_wait
         logger.warning(
-            "Step %d was not saved: %s Training goes on (trainer.on_save_error=warn); the next attempt is at step %d.",
-            *(step, sentence, self._retry_at),
+            "%s Training goes on (trainer.on_save_error=warn); the next attempt is at step %d.", said, self._retry_at
         )
         # Soon at first; later no more often than a run with such a disk can bear.
         self._retry_wait = min(2 * self._retry_wait, max(1, self.config.save_freq))

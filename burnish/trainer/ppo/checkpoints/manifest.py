@@ -27,6 +27,7 @@ class Manifest:
         files: bytes of each file, by its name relative to the folder.
         metrics: numbers of the validation, to choose the best checkpoint by.
         without: parts that were removed later ("critic").
+        is_left: the run went on from an earlier checkpoint, and got somewhere else since.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Manifest:
     files: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    is_left: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -62,6 +64,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "files": listed,
         "metrics": manifest.metrics,
         **({"without": list(manifest.without)} if manifest.without else {}),
+        **({"left": True} if manifest.is_left else {}),
     }
     write_durably(folder / MANIFEST, json.dumps(written, indent=1))
 
@@ -89,6 +92,7 @@ def read_manifest(folder: Path) -> Manifest:
             files={str(name): int(size) for name, size in read["files"].items()},
             metrics=dict(read.get("metrics") or {}),
             without=tuple(read.get("without", ())),
+            is_left=bool(read.get("left")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}.") from error

@@ -170,7 +170,7 @@ def _load_from(run: RunCheckpoints, folder: Path) -> list[str]:
     trainer = run.trainer
     state = None if is_verl_checkpoint(folder) else read_state(folder)
     checked(trainer.actor_rollout_wg.load_checkpoint(f"{folder}/actor"))
-    if trainer.use_critic:
+    if trainer.critic_wg is not None:
         checked(trainer.critic_wg.load_checkpoint(f"{folder}/critic"))
     differing = []
     if state is None:

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.config import PPOTrainerConfig, policy_of
 from burnish.trainer.ppo.checkpoints import resume
 from burnish.trainer.ppo.checkpoints.manager import CheckpointManager, Written
 from burnish.trainer.ppo.checkpoints.state import belongings, seed_generators, state_of, write_state
@@ -19,6 +20,7 @@ from burnish.workers.handed_back import checked
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+    from burnish.trainer.sft.trainer import SFTTrainer
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -37,7 +39,7 @@ class RunCheckpoints:
         validation_is_due: whether the step was left before its validation, which the run that goes on makes up for.
     """
 
-    def __init__(self, trainer: RayPPOTrainer) -> None:
+    def __init__(self, trainer: RayPPOTrainer | SFTTrainer) -> None:
         config = trainer.config
         self.trainer = trainer
         self.stop = StopControl(config.trainer, in_process=config.trainer.controller == "local")
@@ -137,8 +139,9 @@ class RunCheckpoints:
     def _write(self, state: dict[str, Any], folder: Path) -> list[Written]:
         """Has everything written, and returns what is still at work."""
         trainer = self.trainer
-        parts = [("actor", trainer.actor_rollout_wg, trainer.config.actor_rollout_ref.actor.checkpoint.async_save)]
-        if trainer.use_critic:
+        policy = policy_of(trainer.config).checkpoint
+        parts: list[tuple[str, Any, bool]] = [("actor", trainer.actor_rollout_wg, policy.async_save)]
+        if isinstance(trainer.config, PPOTrainerConfig) and trainer.critic_wg is not None:
             parts.append(("critic", trainer.critic_wg, trainer.config.critic.checkpoint.async_save))
         working: list[Written] = []
         try:
@@ -148,7 +151,7 @@ class RunCheckpoints:
                     working.append(partial(_is_written, group))
             # With its tokenizer the folder is a model like any other.
             trainer.tokenizer.save_pretrained(f"{folder}/actor")
-            if "hf_model" in trainer.config.actor_rollout_ref.actor.checkpoint.save_contents:
+            if "hf_model" in policy.save_contents:
                 trainer.tokenizer.save_pretrained(f"{folder}/actor/huggingface")
             due = {"validation_due": True} if self.validation_is_due else {}
             write_state(folder, {**state, **self.belongings, **due})
@@ -203,10 +206,8 @@ class RunCheckpoints:
         wanted, metrics = self.trainer.config.trainer.keep_best, self.trainer.metrics
         if wanted is None or wanted in metrics or self.trainer.config.trainer.val_only:
             return
-        known = ", ".join(sorted(name for name in metrics if name.startswith("val-core/")))
-        message = (
-            f"trainer.keep_best={wanted}: the validation has no such metric. It has {known or 'none of val-core/'}."
-        )
+        known = ", ".join(sorted(name for name in metrics if name.startswith(("val-core/", "val/"))))
+        message = f"trainer.keep_best={wanted}: the validation has no such metric. It has {known or 'none'}."
         if self.trainer.global_steps == 0:
             raise ConfigError(message)
         logger.warning("%s", message)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from burnish.config import PPOTrainerConfig, to_dict
-from burnish.data import RLHFDataset
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig, policy_of, to_dict
 from burnish.engine.checkpoint.extra_files import rng_state, set_rng_state
 from burnish.trainer.ppo.checkpoints.manifest import STATE, read_state_file
 from burnish.trainer.ppo.checkpoints.values import from_json, to_json
@@ -29,12 +28,23 @@ from burnish.utils.secrets import redact
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+    from burnish.trainer.sft.trainer import SFTTrainer
 
 logger = logging.getLogger("burnish.trainer")
 
 FORMAT = 2
 _CPU = torch.device("cpu")
-_SECTIONS = ("algorithm.", "actor_rollout_ref.", "critic.", "data.", "reward.", "trainer.seed")
+_SECTIONS = (
+    "algorithm.",
+    "actor_rollout_ref.",
+    "critic.",
+    "data.",
+    "reward.",
+    "trainer.seed",
+    "model.",
+    "optim.",
+    "engine.",
+)
 # Where, how fast and with what memory a run computes, and what it writes: none of that changes what it learns.
 _OF_NO_MATTER = (
     ".checkpoint.",
@@ -62,7 +72,7 @@ _MODEL_KEYS = (
 _ROWS_LOOKED_AT = 64
 
 
-def state_of(trainer: RayPPOTrainer) -> dict[str, Any]:
+def state_of(trainer: RayPPOTrainer | SFTTrainer) -> dict[str, Any]:
     """The trainer's state at the end of a step, in JSON's types; a copy, which later steps do not change.
 
     Raises:
@@ -72,7 +82,7 @@ def state_of(trainer: RayPPOTrainer) -> dict[str, Any]:
         "format": FORMAT,
         "global_steps": trainer.global_steps,
         **trainer.prompts.state_dict(),
-        "kl_coef": trainer.kl_ctrl_in_reward.value,
+        **trainer.own_state(),
         "skipped_in_a_row": dict(trainer.skipped_updates.in_a_row),
         "rng": rng_state(_CPU),
     }
@@ -105,11 +115,11 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder / STATE} cannot be read: {type(error).__name__}: {error}.") from error
 
 
-def restore(trainer: RayPPOTrainer, state: dict[str, Any]) -> None:
+def restore(trainer: RayPPOTrainer | SFTTrainer, state: dict[str, Any]) -> None:
     """Puts the trainer where ``state`` was taken; the generators come last, by `restore_generators`."""
     trainer.global_steps = state["global_steps"]
     trainer.prompts.load_state_dict(state)
-    trainer.kl_ctrl_in_reward.value = state["kl_coef"]
+    trainer.restore_own_state(state)
     trainer.skipped_updates.in_a_row = dict(state.get("skipped_in_a_row", {}))
 
 
@@ -120,16 +130,16 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def restore_generators(config: PPOTrainerConfig, state: dict[str, Any]) -> None:
+def restore_generators(config: PPOTrainerConfig | SFTTrainerConfig, state: dict[str, Any]) -> None:
     """Puts the generators of this process where they were; after the workers, of which one may share it."""
-    if "rng" in state and "extra" in config.actor_rollout_ref.actor.checkpoint.load_contents:
+    if "rng" in state and "extra" in policy_of(config).checkpoint.load_contents:
         set_rng_state(state["rng"], _CPU)
 
 
 # ---------------------------------------------------------------------------------------------- belongings
 
 
-def belongings(trainer: RayPPOTrainer) -> dict[str, Any]:
+def belongings(trainer: RayPPOTrainer | SFTTrainer) -> dict[str, Any]:
     """Model, data and configuration that a state is of."""
     return {
         "model": _model_shape(trainer.config),
@@ -179,7 +189,7 @@ def differences(state: dict[str, Any], own: dict[str, Any]) -> list[str]:
     return changed if saved else []
 
 
-def _learning_keys(config: PPOTrainerConfig) -> Iterator[tuple[str, Any]]:
+def _learning_keys(config: PPOTrainerConfig | SFTTrainerConfig) -> Iterator[tuple[str, Any]]:
     for key, value in _flat(redact(to_dict(config)), ""):
         if key.startswith(_SECTIONS) and not any(part in key for part in _OF_NO_MATTER):
             yield key, json.loads(json.dumps(value, default=str))
@@ -194,10 +204,10 @@ def _flat(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _model_shape(config: PPOTrainerConfig) -> dict[str, Any]:
+def _model_shape(config: PPOTrainerConfig | SFTTrainerConfig) -> dict[str, Any]:
     from burnish.model.load import load_config
 
-    model = config.actor_rollout_ref.model
+    model = policy_of(config).model
     read = load_config(
         str(model.path), trust_remote_code=bool(model.trust_remote_code), override_config=model.override_config
     )
@@ -206,10 +216,13 @@ def _model_shape(config: PPOTrainerConfig) -> dict[str, Any]:
 
 def _data_facts(dataset: Any) -> dict[str, Any]:
     num_rows = len(dataset)
-    if type(dataset) is not RLHFDataset:
+    if not type(dataset).__module__.startswith("burnish.data."):
         # The rows of one of the user's own may be anything, and another thing each time.
         return {"num_rows": num_rows}
     digest = hashlib.sha256()
     for position in range(0, num_rows, max(1, num_rows // _ROWS_LOOKED_AT)):
-        digest.update(dataset[position]["input_ids"].numpy().tobytes())
+        row = dataset[position]
+        digest.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())
+        if "loss_mask" in row:
+            digest.update(np.asarray(row["loss_mask"], dtype=bool).tobytes())
     return {"num_rows": num_rows, "rows": digest.hexdigest()[:16]}
