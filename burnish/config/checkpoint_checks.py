@@ -74,7 +74,7 @@ def _check_best(config: PPOTrainerConfig | SFTTrainerConfig) -> None:
         )
 
 
-def unused_of_checkpoints(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+def unused_of_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> Iterator[tuple[str, str]]:
     """Keys that the others leave without effect, each with the reason."""
     trainer = config.trainer
     if trainer.save_freq <= 0:
@@ -85,11 +85,11 @@ def unused_of_checkpoints(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]
             "esi_redundant_time",
         ):
             yield f"trainer.{name}", shown(config, "trainer.save_freq")
-        for model in ("actor_rollout_ref.actor", "critic"):
-            yield f"{model}.checkpoint.async_save", shown(config, "trainer.save_freq")
+        for section in ("checkpoint", "actor_rollout_ref.actor.checkpoint", "critic.checkpoint"):
+            yield f"{section}.async_save", shown(config, "trainer.save_freq")
     if trainer.keep_best is None:
         yield "trainer.keep_best_mode", shown(config, "trainer.keep_best")
-    if not config.critic.enable:
+    if isinstance(config, PPOTrainerConfig) and not config.critic.enable:
         yield "trainer.max_critic_ckpt_to_keep", "there is no critic"
     if trainer.resume_mode == "disable":
         yield "trainer.del_local_ckpt_after_load", shown(config, "trainer.resume_mode")

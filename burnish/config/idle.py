@@ -7,11 +7,11 @@ from burnish.config.applied import clip_loss
 from burnish.config.build import shown, value_of
 from burnish.config.checkpoint_checks import unused_of_checkpoints
 from burnish.config.dump_checks import unused_of_dumps
+from burnish.config.idle_sections import idle_sentences, unused_of_adapters, unused_of_layout, unused_of_optimizer
 from burnish.config.profiler_checks import unused_of_profilers
 from burnish.config.reward_manager_checks import unused_of_reward_services
 from burnish.config.reward_model_checks import unused_of_reward_model
 from burnish.config.schema import leaves
-from burnish.config.settings import is_of_shipped_recipe
 from burnish.config.trainer import PPOTrainerConfig
 
 _MODEL = "actor_rollout_ref.model"
@@ -114,8 +114,6 @@ SWITCHES = {
     "reward.sandbox_fusion.max_concurrent": "reward.sandbox_fusion.url",
     "reward.sandbox_fusion.memory_limit_mb": "reward.sandbox_fusion.url",
 }
-# Keys of a sharded layout alone.
-SHARDED_KEYS = ("reshard_after_forward", "forward_prefetch", "defer_gradient_sync", "offload_policy")
 # Keys of a model that is trained.
 TRAINED_KEYS = ("defer_gradient_sync", "optimizer_offload")
 _LAYOUTS = {
@@ -133,15 +131,12 @@ def idle_keys(config: PPOTrainerConfig) -> dict[str, str]:
 
 
 def idle_notices(config: PPOTrainerConfig) -> Iterator[str]:
-    """One sentence for each reason. Keys that are set to their defaults change nothing, and what a recipe of ours sets is
-    nobody's mistake: they are not named."""
-    by_reason: dict[str, list[str]] = {}
-    for key, reason in idle_keys(config).items():
-        asks_for_nothing = key in _COEFFICIENTS and value_of(config, key) == 0
-        if not _is_default(config, key) and not asks_for_nothing and not is_of_shipped_recipe(config.set_keys[key]):
-            by_reason.setdefault(reason, []).append(shown(config, key))
-    for reason, keys in by_reason.items():
-        yield f"No effect here: {', '.join(keys)}. The reason: {reason}."
+    """The same as sentences, one for each reason."""
+    idle = idle_keys(config)
+    for key in _COEFFICIENTS:
+        if key in idle and value_of(config, key) == 0:
+            del idle[key]
+    yield from idle_sentences(config, idle)
 
 
 def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -154,7 +149,7 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
             yield key, f"the advantage estimator in use is {estimator}"
     yield from _unused_of_rollout(config)
     for model in (_ACTOR, "critic"):
-        yield from _unused_of_optimizer(config, f"{model}.optim")
+        yield from unused_of_optimizer(config, f"{model}.optim")
     manager = config.reward.reward_manager
     own_manager = ":" in manager.name or manager.source == "importlib"
     for key, switch in SWITCHES.items():
@@ -206,28 +201,10 @@ def _unused_of_rollout(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         yield f"{_ROLLOUT}.cudagraph_capture_sizes", shown(config, f"{_ROLLOUT}.enforce_eager")
 
 
-def _unused_of_optimizer(config: PPOTrainerConfig, optim: str) -> Iterator[tuple[str, str]]:
-    schedule = value_of(config, f"{optim}.lr_scheduler_type")
-    readers = {
-        "min_lr_ratio": ("linear", "cosine", "wsd"),
-        "num_cycles": ("cosine",),
-        "lr_decay_steps": ("wsd",),
-        "lr_decay_steps_ratio": ("wsd",),
-    }
-    for name, schedules in readers.items():
-        if schedule not in schedules:
-            yield f"{optim}.{name}", f"the schedule in use is {schedule}"
-    optimizer = value_of(config, f"{optim}.optimizer")
-    if optimizer in names.OPTIMIZERS_WITHOUT_BETAS:
-        yield f"{optim}.betas", f"the optimizer in use is {optimizer}"
-
-
 def _unused_of_adapters(config: PPOTrainerConfig, model: str) -> Iterator[tuple[str, str]]:
+    yield from unused_of_adapters(config, model)
     path, rank = f"{model}.lora_adapter_path", f"{model}.lora_rank"
     from_folder = value_of(config, path) is not None
-    if from_folder or not value_of(config, rank):
-        for name in ("lora_alpha", "target_modules", "exclude_modules", "lora_seed"):
-            yield f"{model}.{name}", shown(config, path if from_folder else rank)
     if model == _MODEL and (from_folder or value_of(config, rank)):
         for key in leaves():
             if key.startswith("actor_rollout_ref.ref.fsdp_config."):
@@ -254,21 +231,13 @@ def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         why = "one worker" if one_worker else shown(config, f"{layout}.fsdp_size")
         own_pool = model == "critic" and config.critic.nnodes > 0
         is_sharded = value_of(config, f"{layout}.fsdp_size") != 1 and (own_pool or not one_worker)
-        if not is_sharded:
-            reason = f"each worker has a whole copy of the model ({why})"
-            for name in SHARDED_KEYS:
-                yield f"{layout}.{name}", reason
-            if model == "actor" and config.actor_rollout_ref.rollout.name in ("native", "hf"):
-                # Nothing is gathered for the rollout.
-                yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", reason
-        elif value_of(config, f"{layout}.offload_policy"):
-            for name in ("param_offload", "optimizer_offload"):
-                yield f"{layout}.{name}", f"{shown(config, f'{layout}.offload_policy')} keeps that on the CPU already"
-
-
-def _is_default(config: PPOTrainerConfig, key: str) -> bool:
-    leaf, value = leaves()[key], value_of(config, key)
-    return value == (value_of(config, leaf.follows) if leaf.follows else leaf.default)
+        yield from unused_of_layout(config, layout, is_sharded=is_sharded, why=why)
+        if not is_sharded and model == "actor" and config.actor_rollout_ref.rollout.name in ("native", "hf"):
+            # Nothing is gathered for the rollout.
+            yield (
+                f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
+                f"each worker has a whole copy of the model ({why})",
+            )
 
 
 def _unused_of_reward_pool(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:

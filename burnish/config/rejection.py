@@ -129,10 +129,11 @@ def weight_bounds(rollout_is_threshold: str | float) -> tuple[float | None, floa
         )
     lower, upper = numbers if len(numbers) == 2 else (None, numbers[0])
     assert upper is not None
-    if lower is not None and not lower <= 1.0 <= upper:
+    if not (lower or 0.0) <= 1.0 <= upper:
         raise ConfigError(
-            f"{_IS_THRESHOLD}={rollout_is_threshold} makes the weight 1 to 0, which every token has where the two policies "
-            f"agree: lower is at most 1 and upper at least 1, as in 0.5_5.0."
+            f"{_IS_THRESHOLD}={rollout_is_threshold} changes the weight 1, which every token has where the two policies agree: "
+            f"lower is at most 1 and upper at least 1, as in 2.0 and 0.5_5.0. (In a YAML file two bounds stand in quotes; it "
+            f"reads 0.5_5 as the number 0.55.)"
         )
     return lower, upper
 

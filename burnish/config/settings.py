@@ -179,6 +179,9 @@ def open_dict(key: str, tree: Tree = RL) -> Leaf | None:
 def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
     """The error for a key that nobody knows, with the keys that were probably meant."""
     message = f"{setting.shown}: there is no key {setting.typed}."
+    owner = next((other for other in (RL, SFT) if setting.typed in other.leaves), None)
+    if owner is not None:
+        return ConfigError(f"{message} It is one of {owner.command}.")
     suggestions = suggest(setting.typed, tree)
     if suggestions:
         message += f" Did you mean {' or '.join(suggestions)}?"

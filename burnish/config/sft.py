@@ -101,7 +101,7 @@ class SFTRunConfig(TrainerConfig):
 
 @dataclass(kw_only=True, slots=True)
 class SFTTrainerConfig(Section):
-    """All of a run's configuration; `burnish.config.load_config` makes one."""
+    """All of a run's configuration; `burnish.config.load_sft_config` makes one."""
 
     model: HFModelConfig = section(HFModelConfig)
     """The model that learns."""

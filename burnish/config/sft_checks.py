@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from burnish.config.build import shown
-from burnish.config.checkpoint_checks import check_checkpoints
+from burnish.config.checkpoint_checks import check_checkpoints, unused_of_checkpoints
 from burnish.config.checks import check_fsdp_size, check_named_together, check_optimizer, check_sharing_size
+from burnish.config.idle_sections import idle_sentences, unused_of_adapters, unused_of_layout, unused_of_optimizer
 from burnish.config.sft import SFTTrainerConfig
 from burnish.utils.errors import ConfigError
 
@@ -86,14 +87,11 @@ def sft_idle_keys(config: SFTTrainerConfig) -> dict[str, str]:
 
 def sft_notices(config: SFTTrainerConfig) -> list[str]:
     """The same as sentences, one for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for key, reason in sft_idle_keys(config).items():
-        by_reason.setdefault(reason, []).append(config.set_keys[key])
-    return [f"No effect here: {', '.join(keys)}. The reason: {reason}." for reason, keys in by_reason.items()]
+    return list(idle_sentences(config, sft_idle_keys(config)))
 
 
 def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
-    data, trainer, optim, model = config.data, config.trainer, config.optim, config.model
+    data, trainer = config.data, config.trainer
     if data.use_dynamic_bsz:
         yield (
             "data.micro_batch_size_per_gpu",
@@ -103,23 +101,13 @@ def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
         yield "data.max_token_len_per_gpu", f"micro-batches are cut by {shown(config, 'data.micro_batch_size_per_gpu')}"
     if data.response_key is not None:
         yield "data.messages_key", f"rows have one answer ({shown(config, 'data.response_key')})"
-    if trainer.save_freq <= 0:
-        for name in ("on_save_error", "max_actor_ckpt_to_keep", "esi_redundant_time"):
-            yield f"trainer.{name}", shown(config, "trainer.save_freq")
-        yield "checkpoint.async_save", shown(config, "trainer.save_freq")
-    if trainer.keep_best is None:
-        yield "trainer.keep_best_mode", shown(config, "trainer.keep_best")
-    if trainer.resume_mode == "disable":
-        yield "trainer.del_local_ckpt_after_load", shown(config, "trainer.resume_mode")
-    if not model.lora_rank and model.lora_adapter_path is None:
-        for name in ("lora_alpha", "target_modules", "exclude_modules", "lora_seed"):
-            yield f"model.{name}", "no adapters are trained (model.lora_rank=0)"
-    if optim.lr_scheduler_type == "constant":
-        yield "optim.min_lr_ratio", shown(config, "optim.lr_scheduler_type")
-    if optim.lr_scheduler_type != "cosine":
-        yield "optim.num_cycles", shown(config, "optim.lr_scheduler_type")
-    if optim.lr_scheduler_type != "wsd":
-        for name in ("lr_decay_steps", "lr_decay_steps_ratio"):
-            yield f"optim.{name}", shown(config, "optim.lr_scheduler_type")
-    if optim.lr_warmup_steps >= 0:
+    if not data.shuffle and not data.num_workers:
+        yield "data.seed", f"rows come in the order of the files ({shown(config, 'data.shuffle')})"
+    yield from unused_of_checkpoints(config)
+    yield from unused_of_optimizer(config, "optim")
+    if config.optim.lr_warmup_steps >= 0:
         yield "optim.lr_warmup_steps_ratio", shown(config, "optim.lr_warmup_steps")
+    yield from unused_of_adapters(config, "model")
+    one_worker = trainer.n_gpus_per_node != "auto" and int(trainer.n_gpus_per_node) * trainer.nnodes == 1
+    why = "one worker" if one_worker else shown(config, "engine.fsdp_size")
+    yield from unused_of_layout(config, "engine", is_sharded=config.engine.fsdp_size != 1 and not one_worker, why=why)

@@ -19,6 +19,7 @@ class Tree:
 
     Attributes:
         root: its class.
+        command: that takes its keys, in words.
         rules: for names that are not in it.
         recipes: the folder of its recipes.
         base_name: the recipe that changes nothing, which groups are put on top of.
@@ -27,6 +28,7 @@ class Tree:
     """
 
     root: Any
+    command: str
     rules: rules.Rules
     recipes: Path
     base_name: str
@@ -46,6 +48,7 @@ class Tree:
 
 RL = Tree(
     root=PPOTrainerConfig,
+    command="burnish train",
     rules=rules.RL,
     recipes=_RECIPES,
     base_name="ppo_trainer",
@@ -57,6 +60,7 @@ RL = Tree(
 )
 SFT = Tree(
     root=SFTTrainerConfig,
+    command="burnish sft (and of burnish check with --sft)",
     rules=rules.SFT,
     recipes=_RECIPES / "sft",
     base_name="sft_trainer",

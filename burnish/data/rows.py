@@ -17,6 +17,8 @@ _RESERVED = (frozenset(BATCH_KEYS) | {"index"}) - _MEANT
 _LIKELY_PROMPTS = ("question", "problem", "messages", "instruction", "input", "query", "text", "prompt")
 _LIKELY_ANSWERS = ("answer", "ground_truth", "solution", "target", "final_answer", "label", "output")
 _PROMPT = "a text, or a list of messages with 'role' and 'content'"
+# Columns of images and sounds, and what stands in a prompt where one of them belongs, as verl's data sets have it.
+_MEDIA = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
 # A list of messages as JSON or as Python prints it, which a text that is meant as a text does not begin like.
 LIKE_MESSAGES = re.compile(r"\s*(\[\s*)?\{\s*['\"](role|content)['\"]\s*:")
 
@@ -39,7 +41,9 @@ def read_columns(row: Row, config: DataConfig) -> dict[str, Any]:
     """
     taken = {config.prompt_key, config.answer_key}
     columns = {f"row/{name}" if name in _RESERVED else name: row[name] for name in row if name not in taken}
-    columns["raw_prompt"] = _with_system(_read_prompt(row, config), config.system_prompt)
+    prompt = _read_prompt(row, config)
+    _check_text_alone(row, prompt, config.prompt_key)
+    columns["raw_prompt"] = _with_system(prompt, config.system_prompt)
     columns["data_source"] = _read_source(row, config)
     reward_model = _read_object(row, "reward_model")
     if config.answer_key is not None:
@@ -79,6 +83,19 @@ def _read_prompt(row: Row, config: DataConfig) -> str | list[Any]:
             expected=_PROMPT,
         )
     return prompt
+
+
+def _check_text_alone(row: Row, prompt: str | list[Any], key: str) -> None:
+    """The prompt is not about an image, which nobody would see."""
+    for column, mark in _MEDIA.items():
+        if row.get(column) and mark in str(prompt):
+            raise RowError(
+                f"column {key!r} has the mark {mark} for what is in column {column!r}; prompts are text here, and images, videos "
+                f"and sounds are not shown to a model. Leave such rows out.",
+                column=key,
+                seen=f"a prompt with {mark} and column {column!r}",
+                expected=_PROMPT,
+            )
 
 
 def parse_messages(text: str, key: str) -> Any:

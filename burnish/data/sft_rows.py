@@ -76,7 +76,7 @@ def read_conversation(row: Row, config: SFTDataConfig) -> Conversation:
         messages=messages,
         prompt=prompt,
         response=response,
-        tools=[] if tools is None else read_tools(tools, config.tools_key),
+        tools=read_tools(tools, config.tools_key) if tools else [],
         enable_thinking=_read_flag(row, config.enable_thinking_key),
         data_source=source if isinstance(source, str) and source else UNKNOWN_SOURCE,
     )
@@ -123,6 +123,14 @@ def _read_pair(row: Row, prompt_key: str, response_key: str) -> tuple[Any, Any]:
             value = parse_messages(value, key)
         if isinstance(value, dict):
             value = [value]
+        if not isinstance(value, str | list):
+            raise RowError(
+                f"column {key!r} (data.{name}) is {describe(value)}, neither a text nor {_MESSAGES}. Store it as the text that "
+                f"the model is to read or write.",
+                column=key,
+                seen=describe(value),
+                expected=f"a text, or {_MESSAGES}",
+            )
         values.append(value if isinstance(value, str) else _read_messages(value, key))
     roles = [message.get("role") for message in values[1] if isinstance(message, dict)] if values[1] else []
     if not isinstance(values[1], str) and roles and roles[0] != "assistant":

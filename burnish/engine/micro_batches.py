@@ -62,7 +62,7 @@ def _check_bound(lengths: Sequence[int], max_token_len: int, num_sharing: int, n
     each = "" if num_sharing == 1 else f" on each of {num_sharing} workers"
     raise ConfigError(
         f"A micro-batch may hold max_token_len={max_token_len} tokens{each}, but row {row}{name} alone has {longest}. Set "
-        f"the *_max_token_len_per_gpu of this stage to {-(-longest // num_sharing)} at least, which is the smallest bound "
+        f"the max_token_len_per_gpu of this stage to {-(-longest // num_sharing)} at least, which is the smallest bound "
         f"that works for these rows, or shorten the rows."
     )
 

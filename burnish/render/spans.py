@@ -16,6 +16,8 @@ Span = tuple[int, int]
 
 # Characters; the ends of prompts are the same in all rows, and longer texts are answers.
 _LONGEST_KEPT = 200
+# Texts: where no special token stands before an answer, what precedes it is another one in every row.
+_MOST_KEPT = 10_000
 
 
 class SpanEncoder:
@@ -88,7 +90,7 @@ class SpanEncoder:
     def _tail(self, text: str) -> list[int]:
         if text not in self._tails:
             (ids,) = _encode([text], self._tokenizer)
-            if len(text) > _LONGEST_KEPT:
+            if len(text) > _LONGEST_KEPT or len(self._tails) >= _MOST_KEPT:
                 return ids
             self._tails[text] = ids
         return self._tails[text]

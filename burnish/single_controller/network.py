@@ -20,9 +20,9 @@ def check_network(context: WorkerContext, *, uses_nccl: bool) -> None:
     Raises:
         WorkerError: names this machine, the variable or the address, and what to do.
     """
-    _check_interfaces("GLOO_SOCKET_IFNAME", env.get("GLOO_SOCKET_IFNAME"), prefixes=False)
+    _check_interfaces("GLOO_SOCKET_IFNAME", env.get("GLOO_SOCKET_IFNAME"), of_nccl=False)
     if uses_nccl:
-        _check_interfaces("NCCL_SOCKET_IFNAME", env.get("NCCL_SOCKET_IFNAME"), prefixes=True)
+        _check_interfaces("NCCL_SOCKET_IFNAME", env.get("NCCL_SOCKET_IFNAME"), of_nccl=True)
     if context.rank == 0 or context.master_port == 0:
         return
     place = f"{context.master_addr}:{context.master_port}"
@@ -41,21 +41,23 @@ def check_network(context: WorkerContext, *, uses_nccl: bool) -> None:
         ) from error
 
 
-def _check_interfaces(variable: str, value: str | None, *, prefixes: bool) -> None:
-    """One of the interfaces that ``variable`` names is here.
+def _check_interfaces(variable: str, value: str | None, *, of_nccl: bool) -> None:
+    """The interfaces that ``variable`` names are here.
 
     Args:
-        prefixes: whether a name stands for all that begin with it, as NCCL has it: ``=`` before it means the very name, ``^``
-            before the list all but these.
+        of_nccl: whether one of them is enough, and a name stands for all that begin with it: ``=`` before the list means the
+            very names, ``^`` all but these. Gloo opens each of its list.
     """
-    if not value or (prefixes and value.startswith("^")):
+    if not value or (of_nccl and value.startswith("^")):
         return
-    exact = not prefixes or value.startswith("=")
+    exact = not of_nccl or value.startswith("=")
     names = [name for name in value.removeprefix("=").split(",") if name]
     here = [name for _, name in socket.if_nameindex()]
-    if not names or any(name == one or (not exact and one.startswith(name)) for name in names for one in here):
+    found = [any(name == one or (not exact and one.startswith(name)) for one in here) for name in names]
+    if not names or (any(found) if of_nccl else all(found)):
         return
     raise WorkerError(
-        f"{variable}={value}: {socket.gethostname()} has no such network interface; it has {', '.join(here)}. Unset the variable "
-        f"(burnish takes the interface that leads to rank 0), or give each node its own value before `ray start` there."
+        f"{variable}={value}: {socket.gethostname()} has no such network interface; it has {', '.join(here)}. Unset it where the "
+        f"run is started, whose variables the workers get: burnish takes the interface that leads to rank 0. A node that needs a "
+        f"value of its own gets it before `ray start` there."
     )

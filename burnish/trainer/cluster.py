@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from burnish.config import PPOTrainerConfig, SFTTrainerConfig
@@ -25,8 +24,6 @@ from burnish.utils.secrets import redact
 
 logger = logging.getLogger("burnish.trainer")
 
-CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-"""Where `ray start` writes the address of the cluster of this computer."""
 _PASSED_ON = (
     *("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_"),
     *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "BURNISH_CPU_KERNELS", "BURNISH_CACHE"),
@@ -156,8 +153,8 @@ def ray_address(config: AnyConfig) -> str | None:
     if address == "local":
         return None
     if address in (None, "", "auto"):
-        started = CURRENT_CLUSTER.read_text(encoding="utf-8").strip() if CURRENT_CLUSTER.is_file() else ""
-        address = started or address
+        started = env.ray_cluster_file(config.ray_kwargs.ray_init.get("_temp_dir"))
+        address = (started.read_text(encoding="utf-8").strip() if started.is_file() else "") or address
     return str(address) if address else None
 
 
@@ -170,6 +167,13 @@ def check_ray_init(config: AnyConfig) -> None:
     address = ray_address(config)
     if address is None:
         return
+    if address == "auto":
+        # Ray itself would join whatever Ray it finds among the processes, such as that of another run.
+        raise ResourceError(
+            f"ray_kwargs.ray_init.address=auto: no Ray cluster runs here, since `ray start` has left no address in "
+            f"{env.ray_cluster_file(config.ray_kwargs.ray_init.get('_temp_dir'))}. Start one with `ray start --head`, or name "
+            f"the address of one that was started with a --temp-dir of its own."
+        )
     named = f"The Ray cluster at {address}"
     if address.startswith("ray://"):
         raise ResourceError(
@@ -202,7 +206,9 @@ def silence_of(address: str) -> str | None:
     try:
         with socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT):
             return None
-    except (OSError, ValueError) as error:
+    except ValueError:
+        return "that is no host:port"
+    except OSError as error:
         return str(error)
 
 

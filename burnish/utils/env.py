@@ -6,6 +6,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from burnish.utils.cgroup import memory_groups
 
@@ -60,6 +61,27 @@ def total_memory() -> int:
     """Bytes of the computer's memory, or of what this process's container or job may have of it."""
     whole: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([whole, *(group.limit for group in memory_groups())])
+
+
+def own_memory() -> int | None:
+    """Bytes of memory that this process alone holds, without files and what it shares; None where that cannot be told."""
+    if sys.platform != "linux":
+        return None
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident, shared = file.read().split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def ray_cluster_file(temp_dir: str | None = None) -> Path:
+    """Where `ray start` writes the address of the cluster of this computer, and `ray.init` looks for it.
+
+    Args:
+        temp_dir: Ray's folder for temporary files; None: the one that the environment says, as Ray reads it.
+    """
+    if temp_dir is None:
+        above = get("RAY_TMPDIR") or (get("TMPDIR") if sys.platform == "linux" else None) or "/tmp"
+        temp_dir = f"{above}/ray"
+    return Path(temp_dir) / "ray_current_cluster"
 
 
 def interface_towards(address: str) -> str | None:

@@ -17,8 +17,6 @@ from burnish.utils import env
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 # Blocks of at least this size still come from the system and go back there: a hole of that size is seldom filled again.
 _LARGEST_KEPT = 1 << 30
-# Free blocks without memory after the last time that this process gave back.
-_holes = 0
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -58,16 +56,18 @@ def keep_freed_memory() -> bool:
 
 
 def kept_bytes() -> int:
-    """Memory that this process has freed and still holds, at least, as far as the C library tells."""
-    library = _libc()
-    return 0 if library is None else max(0, int(library.mallinfo2().fordblks) - _holes)
+    """Memory that this process has freed and still holds: of the free blocks what has pages, since those that were given back
+    stay in the library's lists. Too little where blocks in use were never written to."""
+    library, own = _libc(), env.own_memory()
+    if library is None or own is None:
+        return 0
+    info = library.mallinfo2()
+    return max(0, min(int(info.fordblks), own - int(info.uordblks) - int(info.hblkhd)))
 
 
 def give_back(above: int) -> None:
-    """Gives what is kept back to the system if it is more than ``above`` bytes."""
-    global _holes
+    """Gives what is kept back to the system if it may be more than ``above`` bytes."""
     library = _libc()
-    if library is not None and kept_bytes() > above:
+    # All free blocks count, also those that may have no pages any more: then there is little to give, and it takes little.
+    if library is not None and int(library.mallinfo2().fordblks) > above:
         library.malloc_trim(0)
-        # Blocks between others stay in the library's lists, though the system has their pages.
-        _holes = int(library.mallinfo2().fordblks)

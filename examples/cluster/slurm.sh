@@ -31,8 +31,10 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=${nodes[0]}
 on=(srun --overlap --nodes=1 --ntasks=1)
 
-# The address by which the other nodes reach the first one. Where that is not the one of its name (several networks), set HEAD_ADDRESS.
-address=${HEAD_ADDRESS:-$("${on[@]}" --nodelist="$first" hostname --ip-address | awk '{print $1}')}
+# The address by which the other nodes reach the first one: that of its name, unless the node itself takes its name for 127.0.1.1, else
+# its first one. Where it has several networks, set HEAD_ADDRESS.
+address=${HEAD_ADDRESS:-$("${on[@]}" --nodelist="$first" bash -c 'hostname --ip-address; hostname --all-ip-addresses' |
+    tr ' ' '\n' | awk '/^[0-9.]+$/ && !/^127[.]/ && !found++')}
 # Jobs that share a node must not meet.
 port=$((20000 + SLURM_JOB_ID % 20000))
 # One folder a job, on each node's own disk; the names of sockets in it must stay short.

@@ -3,6 +3,6 @@
 source "$(dirname "$0")/common.sh"
 
 burnish train recipe=dapo "${COMMON[@]}" \
-    actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=$((PROMPTS / 2)) actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \
     reward.reward_kwargs.overlong_buffer_cfg.len=5 \
     "$@"

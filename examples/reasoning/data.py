@@ -22,7 +22,7 @@ from examples.data.common import Row, make_row
 HERE = Path(__file__).parent / "data"
 TASKS: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-    "basic_arithmetic": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "basic_arithmetic": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
     "countdown": {
         "min_numbers": 3, "max_numbers": 3, "min_value": 1, "max_value": 12, "min_target": 1, "max_target": 40,
     },
@@ -66,14 +66,14 @@ def _entries(task: str, size: int, seed: int, parameters: dict[str, Any]) -> Ite
 
 
 def problem(task: str, entry: dict[str, Any]) -> Hashable:
-    """What makes two entries the same problem, however they are worded: the summands with their signs in any order, the
-    numbers in any order with their target, else the expression."""
+    """What makes two entries the same problem, however they are worded: the summands with their signs in any order, else the
+    numbers in any order with what they make (5 - -4, 4 + 5 and ( 5 + 4 ) are one)."""
     metadata = entry["metadata"]
     if task == "countdown":
         return (*sorted(metadata["numbers"]), "makes", metadata["target"])
     if task == "chain_sum":
         return tuple(sorted(int(term) for term in _SIGNED.findall(metadata["expression"].replace(" ", ""))))
-    return metadata["expression"]
+    return (*sorted(int(number) for number in re.findall(r"\d+", metadata["expression"])), "makes", entry["answer"])
 
 
 def to_row(task: str, entry: dict[str, Any], split: str, index: int) -> Row:

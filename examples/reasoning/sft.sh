@@ -11,4 +11,4 @@ burnish sft \
     "$@"
 
 # A model in a folder of its own, for: MODEL=$RUN/model bash examples/reasoning/grpo.sh
-burnish export "$RUN" --out "$RUN/model"
+burnish export "$RUN" --out "$RUN/model" --overwrite

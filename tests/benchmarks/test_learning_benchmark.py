@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks import learning, learning_sides, models
+from benchmarks import models
 from benchmarks.grpo_work import GRPOWork, prompt_texts
-from benchmarks.learning_verdict import CONFIDENCE, figures, verdict, welch
-from benchmarks.learning_work import (
+from benchmarks.learning import __main__ as learning
+from benchmarks.learning import sides
+from benchmarks.learning.verdict import CONFIDENCE, figures, verdict, welch
+from benchmarks.learning.work import (
     ROOT,
     LearningWork,
     map_table,
@@ -239,6 +241,12 @@ def test_seeds_add_up_over_calls_and_other_work_is_not_mixed_in(compare, tmp_pat
     assert [each["seed"] for each in theirs["runs"]] == [1, 2]
     with pytest.raises(SystemExit, match="of other work"):
         compare("--seeds", "3", "--add", "--lr", "1e-3")
+    with pytest.raises(SystemExit, match="of other work"):
+        compare("--seeds", "3", "--add", "--train", str(TINY / "data" / "test.jsonl"))
+    path = tmp_path / "out" / "learning-tiny-trl.json"
+    path.write_text(path.read_text().replace('"machine":"', '"machine":"another '))
+    with pytest.raises(SystemExit, match="of another machine"):
+        compare("--seeds", "3", "--add")
 
 
 def test_tables_of_what_is_kept_are_those_of_the_run_and_cost_none(compare, capsys):
@@ -269,16 +277,22 @@ def test_verl_is_refused_on_a_cpu_before_anything_runs(capsys):
 def test_sides_that_got_other_prompts_are_no_comparison():
     runs = {"burnish": run(1, 0.1, 0.2), "trl": {**run(1, 0.1, 0.2), "prompt_tokens": [12, 14]}}
     with pytest.raises(RuntimeError, match="step 2 has 13 tokens of prompts in one and 14 in the other"):
-        learning_sides.check_alike(runs)
-    learning_sides.check_alike({**runs, "trl": run(1, 0.1, 0.2)})
+        sides.check_alike(runs)
+    sides.check_alike({**runs, "trl": run(1, 0.1, 0.2)})
 
 
 def test_a_program_that_fails_is_told_with_the_end_of_its_log(tmp_path):
     log = tmp_path / "log.txt"
     with pytest.raises(PeerError, match=r"(?s)ended with code 3.*what went wrong"):
-        learning_sides.execute([sys.executable, "-c", "print('what went wrong'); raise SystemExit(3)"], log, "cpu")
-    memory = learning_sides.execute([sys.executable, "-c", "data = bytearray(200 << 20)"], log, "cpu")
-    assert 0.19 < memory["process_gib"] < 1
+        sides.execute([sys.executable, "-c", "print('what went wrong'); raise SystemExit(3)"], log, "cpu")
+
+
+def test_memory_of_a_program_is_its_own_and_not_that_of_who_started_it(tmp_path):
+    held = bytearray(600 << 20)
+    memory = sides.execute([sys.executable, "-c", "data = bytearray(200 << 20)"], tmp_path / "log.txt", "cpu")
+    assert len(held) == 600 << 20
+    assert 0.19 < memory["process_gib"] < 0.5
+    assert 0 < memory["cpu_seconds"] < 60
 
 
 def test_memory_of_a_gpu_is_what_comes_on_top_of_what_was_in_use(monkeypatch):
@@ -290,8 +304,8 @@ def test_memory_of_a_gpu_is_what_comes_on_top_of_what_was_in_use(monkeypatch):
             seen.set()
         return 4.0 if value is None else value
 
-    monkeypatch.setattr(learning_sides, "gpu_memory_used", look)
-    watch = learning_sides.GPUMemory()
+    monkeypatch.setattr(sides, "gpu_memory_used", look)
+    watch = sides.GPUMemory()
     assert seen.wait(60)
     assert watch.stop() == 7.0
 
@@ -309,12 +323,12 @@ def test_a_peers_run_is_read_from_its_steps(tmp_path):
     ]
     (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "facts.json").write_text('{"trl": "1"}')
-    found = learning_sides.peer_run(work(), tmp_path)
+    found = sides.peer_run(work(), tmp_path)
     assert found["train_reward"] == [0.1, 0.2, 0.3]
     # The first step warms up.
     assert found["stage_seconds"] == {"step": 3.5, "gen": 2.5}
     with pytest.raises(PeerError, match="3 steps where 5 were asked for"):
-        learning_sides.peer_run(work(steps=5), tmp_path)
+        sides.peer_run(work(steps=5), tmp_path)
 
 
 # ---------------------------------------------------------------------------------------- verl
@@ -409,7 +423,7 @@ def test_burnish_learns_and_is_measured(tmp_path):
     write_rows(TINY / "data" / "train.jsonl", tmp_path / "train.jsonl", 12, 1)
     write_rows(TINY / "data" / "test.jsonl", tmp_path / "val.jsonl", 16, 1)
     given = work(train_file=str(tmp_path / "train.jsonl"), val_file=str(tmp_path / "val.jsonl"))
-    found = learning_sides.learn("burnish", given, tmp_path / "burnish")
+    found = sides.learn("burnish", given, tmp_path / "burnish")
     assert [step for step, _ in found["curve"]] == [0, 2, 3]
     assert (found["seed"], found["steps"], len(found["train_reward"]), len(found["prompt_tokens"])) == (7, 3, 3, 3)
     assert found["process_gib"] > 0.1
@@ -422,7 +436,7 @@ def test_trl_is_given_the_same_prompts(tmp_path):
     write_rows(TINY / "data" / "train.jsonl", tmp_path / "train.jsonl", 12, 1)
     write_rows(TINY / "data" / "test.jsonl", tmp_path / "val.jsonl", 16, 1)
     given = work(train_file=str(tmp_path / "train.jsonl"), val_file=str(tmp_path / "val.jsonl"))
-    pair = {side: learning_sides.learn(side, given, tmp_path / side) for side in ("burnish", "trl")}
-    learning_sides.check_alike(pair)
+    pair = {side: sides.learn(side, given, tmp_path / side) for side in ("burnish", "trl")}
+    sides.check_alike(pair)
     assert pair["burnish"]["before"] == pair["trl"]["before"]
     assert pair["trl"]["stage_seconds"]["step"] > 0

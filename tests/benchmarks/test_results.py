@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import recipes, result_pages, result_plots, results, run_figures
+from benchmarks import recipes, results
+from benchmarks.results import figures, pages, plots
 from burnish.trainer.statistics import interval
 
 SOURCE = "val-core/toy/acc/mean@1"
@@ -121,7 +122,7 @@ def test_the_accuracys_interval_is_that_of_burnish_eval():
 
 
 def test_several_sources_are_one_mean_over_prompts():
-    found = run_figures.held_out(
+    found = figures.held_out(
         {
             "val-core/a/b/acc/mean@1": 1.0, "val-aux/a/b/num_prompts": 30.0, "val-core/c/reward/mean@1": 0.0,
             "val-aux/c/num_prompts": 10.0, "val-core/c/reward/best@4/mean": 1.0,
@@ -129,7 +130,7 @@ def test_several_sources_are_one_mean_over_prompts():
     )  # fmt: skip
     assert found is not None
     assert (found["accuracy"], found["num_prompts"]) == (0.75, 40)
-    assert run_figures.held_out({"step": 3}) is None
+    assert figures.held_out({"step": 3}) is None
 
 
 def test_the_summary_has_students_interval_over_seeds_and_speeds_of_runs_that_were_alone():
@@ -211,10 +212,27 @@ def test_curves_are_drawn_small(tmp_path):
     assert 3_000 < png.stat().st_size < results.MOST_BYTES
 
 
+@pytest.mark.parametrize("score", [0.2, -0.6])
+def test_no_curve_lies_below_its_panel(score, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    bottoms = []
+
+    def save(figure, png):
+        bottoms.extend(axis.get_ylim()[0] for axis in figure.axes)
+        png.touch()
+
+    monkeypatch.setattr(plots, "_save", save)
+    results.plot(
+        [results.write_result("a", [made(1, 0.3, train_reward=[score, 0.5])], folder=tmp_path)], tmp_path / "a.png"
+    )
+    assert bottoms[0] == 0
+    assert bottoms[1] == 0 if score > 0 else bottoms[1] <= score
+
+
 def test_what_is_drawn_of_training_is_a_mean_of_the_steps_up_to_each():
     points = [(1, 1.0, 0.0, 2.0), (2, 3.0, 2.0, 4.0), (3, 8.0, 7.0, 9.0)]
-    assert result_plots.smoothed(points, 2) == [(1, 1.0, 0.0, 2.0), (2, 2.0, 1.0, 3.0), (3, 5.5, 4.5, 6.5)]
-    assert result_plots.smoothed(points, 1) == points
+    assert plots.smoothed(points, 2) == [(1, 1.0, 0.0, 2.0), (2, 2.0, 1.0, 3.0), (3, 5.5, 4.5, 6.5)]
+    assert plots.smoothed(points, 1) == points
 
 
 def test_pages_get_their_tables_and_figures_and_nothing_else(tmp_path):
@@ -226,14 +244,14 @@ def test_pages_get_their_tables_and_figures_and_nothing_else(tmp_path):
         "# Page\n<!-- results: ppo-x grpo-* -->\nold\n<!-- end of results -->\nkept\n"
         "<!-- figure: x.png of *-x -->\n<!-- end of figure -->\n<!-- results: none-* -->\n<!-- end of results -->\n"
     )
-    new = result_pages.fill(text, tmp_path / "README.md", folder)
+    new = pages.fill(text, tmp_path / "README.md", folder)
     assert "old" not in new
     assert new.index("| ppo-x |") < new.index("| grpo-x |") < new.index("\nkept\n")
     assert "![x: accuracy and score over the steps](docs/results/x.png)" in new
     assert (folder / "x.png").exists()
     assert "No results yet." in new
     assert f"{results.place()['machine']}, commit" in new
-    assert result_pages.fill(new, tmp_path / "README.md", folder, draw=False) == new
+    assert pages.fill(new, tmp_path / "README.md", folder, draw=False) == new
 
 
 # ------------------------------------------------------------------------------------------------ benchmarks.recipes
@@ -254,6 +272,7 @@ def scripts(tmp_path, monkeypatch):
     (folder / "sft.sh").write_text((folder / "grpo.sh").read_text())
     (folder / "dapo.sh").write_text('echo "out of luck"; exit 3\n')
     (folder / "ppo.sh").write_text("exec sleep 600\n")
+    (tmp_path / "root" / "models" / "smollm2").mkdir(parents=True)
     monkeypatch.setattr(recipes, "ROOT", tmp_path / "root")
     return tmp_path
 
@@ -301,6 +320,27 @@ def test_a_recipe_that_fails_says_why_and_the_others_go_on(scripts, monkeypatch,
     assert (scripts / "results" / "grpo-chain_sum-toy.json").exists()
     memory = "actor_rollout_ref.rollout.gpu_memory_utilization=0.30"
     assert memory in (scripts / "runs" / "grpo-chain_sum-toy-1" / "run.log").read_text()
+
+
+def test_a_model_that_is_missing_is_fetched_once_for_all_jobs(scripts, monkeypatch, capsys):
+    fetched = []
+    monkeypatch.setattr(recipes, "fetch_model", lambda: fetched.append(list((scripts / "runs").glob("*"))))
+    words = ("--recipe", "grpo", "--seeds", "1", "2", "--parallel", "2")
+    run_recipes(scripts, monkeypatch, capsys, *words)
+    assert fetched == []
+    (scripts / "root" / "models" / "smollm2").rmdir()
+    run_recipes(scripts, monkeypatch, capsys, *words, "--model", "models/smollm2", "--skip-done")
+    assert fetched == []
+    run_recipes(scripts, monkeypatch, capsys, "--jobs", "grpo:countdown:1", "grpo:countdown:2", "--parallel", "2")
+    assert len(fetched) == 1
+
+
+def test_a_run_that_validated_nothing_has_no_accuracy_to_tell_and_is_kept(scripts, monkeypatch, capsys):
+    script = scripts / "root" / "examples" / "reasoning" / "grpo.sh"
+    script.write_text(script.read_text().replace(SOURCE, "other"))
+    status, printed = run_recipes(scripts, monkeypatch, capsys, "--recipe", "grpo")
+    assert status == 0
+    assert "held-out accuracy None to None" in printed
 
 
 def test_a_run_without_a_step_is_a_failure(scripts, monkeypatch, capsys):

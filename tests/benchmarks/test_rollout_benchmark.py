@@ -27,6 +27,7 @@ def run(monkeypatch, capfd, tiny_model_path, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_the_last_line_is_json_whose_ratio_is_that_of_its_rates(run):
     how = ("--dtype", "float32", "--peer", "hf", "--peer-batch-sizes", "2", "6", "--json")
     lines = run("--scenario", "cpu", "lognormal", *how)

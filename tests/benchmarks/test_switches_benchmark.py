@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks import switches, switches_run
-from benchmarks.switches_off import CountedRows, PaddedRows, model_passes, plain_head
-from benchmarks.switches_work import CAP, GPU_WORK, SwitchesWork, slow_score
+from benchmarks.switches import __main__ as switches
+from benchmarks.switches import run as switches_run
+from benchmarks.switches.off import CountedRows, PaddedRows, model_passes, plain_head
+from benchmarks.switches.work import CAP, GPU_WORK, SwitchesWork, slow_score
 from burnish.config import FSDPEngineConfig, HFModelConfig
 from burnish.engine import FSDPEngine
 from burnish.model.head import fused_head
@@ -139,6 +140,7 @@ def test_a_reward_takes_its_time_and_is_the_same_in_both_kinds():
         assert slow_score("12 34", seconds=0.0, kind=kind, extra_info=None) == 0.5
 
 
+@pytest.mark.slow
 def test_every_variant_does_the_same_step_and_the_ratios_are_of_its_seconds(
     monkeypatch, capfd, tiny_model_path, tmp_path
 ):

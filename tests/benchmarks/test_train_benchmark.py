@@ -33,6 +33,7 @@ def run(monkeypatch, capfd, tiny_model_path, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_beside_the_plain_loop_the_last_line_is_json_and_a_profile_is_written(run, tiny_model_path, tmp_path):
     peer = ("--peer", "hf", "--peer-repeats", "1", "--peer-precision", "float32")
     lines = run(*peer, "--profile", str(tmp_path / "profile.txt"), "--json")

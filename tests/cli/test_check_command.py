@@ -248,7 +248,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_at_once(tmp_path, capsys):
     status, result = report(capsys, argv)
     assert time.perf_counter() - start < 20
     assert status == 1
-    assert "nothing answers at 127.0.0.1:1" in errors(result, "cluster")[0]
+    assert "The Ray cluster at 127.0.0.1:1 does not answer" in errors(result, "cluster")[0]
 
 
 @pytest.mark.slow

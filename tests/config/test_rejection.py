@@ -165,7 +165,7 @@ def test_two_bounds_on_a_command_line_are_not_one_number(typed):
     assert weight_bounds(config.algorithm.rollout_correction.rollout_is_threshold)[0] == 0.5
 
 
-@pytest.mark.parametrize("typed", ["0.5_2_3", "a_b", "1.5_2", "-1", "0", "0_2", "true"])
+@pytest.mark.parametrize("typed", ["0.5_2_3", "a_b", "1.5_2", "-1", "0", "0_2", "true", "0.55"])
 def test_bounds_that_are_none_are_told(typed):
     with pytest.raises(ConfigError, match=r"rollout_is_threshold.*(0\.5_5\.0|above 0|greater)"):
         load_config([f"{IS_THRESHOLD}={typed}", "algorithm.rollout_correction.rollout_is=token"])

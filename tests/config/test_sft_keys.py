@@ -49,10 +49,30 @@ def test_what_only_reinforcement_learning_has_is_no_key_here():
     assert missing < others
 
 
-@pytest.mark.parametrize("key", ["algorithm.adv_estimator=grpo", "critic.enable=true", "reward.num_workers=2"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "algorithm.adv_estimator=grpo",
+        "critic.enable=true",
+        "reward.num_workers=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.hybrid_engine=true",
+        "reward_model.enable=true",
+        "custom_reward_function.path=mine.py",
+    ],
+)
 def test_sections_of_reinforcement_learning_are_refused_by_that_word(key):
     with pytest.raises(ConfigError, match="is refused: it belongs to reinforcement learning"):
         load(key)
+
+
+def test_a_key_of_the_other_trainer_names_its_command():
+    with pytest.raises(
+        ConfigError, match=r"there is no key model.path. It is one of burnish sft \(and of burnish check"
+    ):
+        load_config([DATA, "model.path=m"])
+    with pytest.raises(ConfigError, match=r"no key data.max_prompt_length. It is one of burnish train\."):
+        load("data.max_prompt_length=64")
 
 
 def test_every_key_has_a_sentence():
@@ -90,9 +110,10 @@ def test_names_of_verls_older_trainer_are_understood():
             "data.balance_dp_token=false",
             "use_remove_padding=true",
             "model.use_liger=false",
+            "data.tokenizer=./t",
         ]
     )
-    assert config.model.path == "./m"
+    assert (config.model.path, config.model.tokenizer_path) == ("./m", "./t")
     # Counted over all workers, of which two share a conversation.
     assert config.data.micro_batch_size_per_gpu == 4
     assert (config.optim.lr_warmup_steps_ratio, config.optim.lr_scheduler_type) == (0.1, "cosine")
@@ -160,6 +181,28 @@ def test_keys_without_effect_beside_others_are_told():
     assert any("model.lora_alpha=8" in text for text in told)
     assert not any("max_token_len" in text for text in told)
     assert load_sft_with_notices([DATA])[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("idle", "beside"),
+    [
+        ("model.lora_alpha=8", "model.lora_adapter_path=./a"),
+        ("optim.betas=[0.8,0.9]", "optim.optimizer=SGD"),
+        ("optim.lr_warmup_steps_ratio=0.1", "optim.lr_warmup_steps=3"),
+        ("engine.offload_policy=true", "trainer.n_gpus_per_node=1"),
+        ("engine.param_offload=true", "engine.offload_policy=true"),
+        ("checkpoint.async_save=true", "trainer.save_freq=-1"),
+        ("trainer.keep_best_mode=max", "trainer.keep_best=null"),
+        ("data.seed=3", "data.shuffle=false"),
+    ],
+)
+def test_a_key_that_another_one_leaves_without_effect_is_told_with_it(idle, beside):
+    _, told = load_sft_with_notices([DATA, idle, beside])
+    assert any(text.startswith(f"No effect here: {idle.partition('=')[0]}=") for text in told), told
+
+
+def test_what_is_set_to_its_default_or_by_a_recipe_of_ours_is_not_told():
+    assert load_sft_with_notices([DATA, "optim.num_cycles=0.5", "recipe=lora", "model.lora_rank=0"])[1] == ()
 
 
 def test_micro_batches_are_cut_by_tokens_where_no_size_is_given():

@@ -25,6 +25,7 @@ def preparer(tokenizer=TOKENIZER, policy="drop", **config):
     return RowPreparer(tokenizer, DataConfig(max_prompt_length=60, **config), [], policy)
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_rows_of_one_in_order():
     rows = [(Place("f", i), {"prompt": "x" * (i % 50)} if i % 200 else {"no": 1}) for i in range(1200)]
     alone = list(prepare_rows(rows, preparer()))

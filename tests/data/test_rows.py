@@ -59,6 +59,15 @@ def test_broken_messages_are_never_trained_on_as_text(text):
         one({"prompt": text})
 
 
+def test_a_prompt_about_an_image_is_not_trained_on_as_its_text():
+    about = [{"role": "user", "content": "<image>Find x."}]
+    with pytest.raises(DataError, match="has the mark <image> for what is in column 'images'"):
+        one({"prompt": about, "images": ["a.png"]})
+    for column in ({}, {"images": None}, {"images": []}):
+        assert one({"prompt": about} | column)["raw_prompt"] == about
+    assert one({"prompt": MESSAGES, "images": ["a.png"]})["images"] == ["a.png"]
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1}', "[role] content", '[{"a": "role"}]'])
 def test_other_texts_in_brackets_stay_texts(text):
     assert one({"prompt": text})["raw_prompt"] == [{"role": "user", "content": text}]

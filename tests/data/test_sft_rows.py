@@ -72,8 +72,9 @@ def test_tools_thinking_and_source_come_from_their_columns():
     assert (said.tools, said.enable_thinking, said.data_source) == (tools, False, "mine")
     assert read({"messages": TURNS, "t": tools}, tools_key="t").tools == tools
     assert read({"messages": TURNS, "enable_thinking": "True"}).enable_thinking is True
-    bare = read({"messages": TURNS, "tools": None})
-    assert (bare.tools, bare.enable_thinking, bare.data_source) == ([], None, "unknown")
+    for nothing in (None, "", []):
+        bare = read({"messages": TURNS, "tools": nothing})
+        assert (bare.tools, bare.enable_thinking, bare.data_source) == ([], None, "unknown")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_tools_thinking_and_source_come_from_their_columns():
         ({"question": "q"}, PAIR, r"no column 'answer', which data.response_key names"),
         ({"question": None, "answer": "a"}, PAIR, r"column 'question' is empty"),
         ({"question": "q", "answer": TURNS[:1]}, PAIR, "begins with a message of role 'user'"),
-        ({"question": "q", "answer": 7}, PAIR, "'answer' is int"),
+        ({"question": "q", "answer": 7}, PAIR, r"'answer' \(data.response_key\) is int .*Store it as the text"),
         ({"messages": TURNS, "tools": "none"}, {}, "'tools' is a text that is not JSON"),
         ({"messages": TURNS, "enable_thinking": "perhaps"}, {}, "'enable_thinking' is str .*not true or false"),
     ],

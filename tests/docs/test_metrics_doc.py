@@ -19,6 +19,7 @@ from burnish.trainer.ppo.checkpoints import CheckpointManager
 from burnish.trainer.ppo.metrics import turn_metrics
 from burnish.trainer.ppo.validation import validation_metrics
 from burnish.utils.errors import BurnishError
+from burnish.utils.tracking.service import GENERATIONS
 from tests.conftest import REPO
 from tests.docs.metrics_page import logged_keys, produced, rows, undocumented
 from tests.e2e.runs import TINY, tiny_run
@@ -77,8 +78,8 @@ def written_keys() -> Iterator[tuple[str, str]]:
 def test_what_the_code_names_is_on_the_page():
     keys = dict(written_keys())
     assert len(keys) > 40
-    # A summary's name, to which mean, max and min are added, and parts of names.
-    starts = {name.rpartition("/")[0] for name in rows()}
+    # A summary's name, to which mean, max and min are added, parts of names, and a table of texts.
+    starts = {name.rpartition("/")[0] for name in rows()} | {GENERATIONS}
     moments = "training/rollout_moment"
     unknown = {key for key in undocumented(keys) if key not in starts and not key.startswith(moments)}
     assert {key: keys[key] for key in unknown} == {}

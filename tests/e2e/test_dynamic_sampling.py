@@ -103,7 +103,10 @@ MANY_PASSES = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", [[], MANY_PASSES], ids=["grpo", "ppo-with-many-passes"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param([], id="grpo"), pytest.param(MANY_PASSES, id="ppo-with-many-passes", marks=pytest.mark.slow)],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, algorithm):
     # Four batches an epoch and more than one a step: a step's rounds go over the end of an epoch.
     common = ["trainer.save_freq=1", "trainer.resume_mode=auto", "data.train_max_samples=32", *algorithm]

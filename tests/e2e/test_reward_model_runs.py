@@ -67,9 +67,9 @@ def test_a_function_that_would_never_be_called_is_refused(my_reward: str) -> Non
         load_config(["data.train_files=x.jsonl", "reward_model.enable=true", "reward_model.model.path=x", my_reward])
 
 
-def test_a_generative_reward_model_is_sent_to_the_judges() -> None:
-    with pytest.raises(ConfigError, match="reward.judge.url"):
-        load_config(["data.train_files=x.jsonl", "reward_model.rollout.name=vllm"])
+def test_a_generative_reward_model_is_sent_to_the_judges(caplog: pytest.LogCaptureFixture) -> None:
+    load_config(["data.train_files=x.jsonl", "reward_model.rollout.name=vllm"])
+    assert "a generative one is a judge behind a server (reward.judge.url)" in caplog.text
 
 
 def test_a_pool_needs_workers(tmp_path: Path) -> None:

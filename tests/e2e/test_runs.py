@@ -170,6 +170,7 @@ def test_a_reward_function_given_as_a_python_object_is_used(tmp_path):
     assert logged(tmp_path)[0]["critic/score/mean"] > 1
 
 
+@pytest.mark.slow
 def test_a_critic_in_a_pool_of_its_own_learns_what_a_colocated_one_does(tmp_path):
     common = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=2", "trainer.controller=ray"]
     tiny_run(tmp_path / "together", *common)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import result_pages
+from benchmarks.results import pages
 from burnish.config import load_config, load_sft_config
 from burnish.reward.functions.countdown import evaluate
 from examples.reasoning import data
@@ -69,7 +69,11 @@ def test_no_held_out_problem_is_trained_on_in_whatever_wording(made):
     def games(row):
         return sorted(row["extra_info"]["numbers"]), row["extra_info"]["target"]
 
-    for task, key in (("chain_sum", summands), ("countdown", games)):
+    def value_of_numbers(row):
+        expression = row["prompt"][0]["content"].splitlines()[0].removeprefix("Calculate ")
+        return sorted(re.findall(r"\d+", expression)), row["reward_model"]["ground_truth"]
+
+    for task, key in (("chain_sum", summands), ("countdown", games), ("basic_arithmetic", value_of_numbers)):
         problems = [key(row) for split in ("train", "test") for row in made[task][split]]
         assert all(problem not in problems[:place] for place, problem in enumerate(problems))
 
@@ -109,7 +113,9 @@ NUMBER = ("reasoning/chain_sum", "9", None)
         ("<answer>9</answer>", True), (r"So it is \boxed{9}.", True), ("8, no, 9", True),
         ("The answer is 9 (since 11 - 2 = 9)", True),
         ("", False), ("nine", False), ("-9", False), ("9, no, 10", False), ("90", False), ("0.9", False), ("19", False),
-        ("<answer>8</answer>, or 9", False), ("9/2", False),
+        ("<answer>8</answer>, or 9", False), ("9/2", False), ("18 / 2", False), ("18 - 9", False), ("( 0 + 9 )", False),
+        (r"\frac{18}{2}", False), ("1 * (9)", False), (r"18 \div 2", False), ("The answer is 18/2.", False), ("18 / 2 =", False),
+        ("4 + 7 - 2 is 9", True), ("18 / 2 = 9", True), ("- it is 9", True), (r"\frac{18}{2} = 9", True), ("18 - 9 = 9.", True),
     ],
 )  # fmt: skip
 def test_the_last_number_of_an_answer_counts(response, right):
@@ -123,6 +129,9 @@ def test_the_last_number_of_an_answer_counts(response, right):
         ("5 - 2 + 7", 1.0), ("(7 + 5) - 2 = 10", 1.0), ("<answer>7+5-2</answer>", 1.0), ("We try.\n7 + 5 - 2.", 1.0),
         ("7 + 5 + 2", FORMAT_SCORE), ("7 * 5 * 2 = 10", FORMAT_SCORE), ("2 * 5", 0.0), ("5 + 5", 0.0), ("10", 0.0),
         ("7 + 5 - 2 + 0", 0.0), ("72 - 5", 0.0), ("7 ** 5 ** 2", 0.0), ("", 0.0), ("it cannot be done", 0.0),
+        ("10 = 7 + 5 - 2", 1.0), ("(5 − 2) + 7", 1.0), ("**5 - 2 + 7**", 1.0), ("**5 - 2 + 7 = 10**.", 1.0), ("`5-2+7`", 1.0),
+        (r"\boxed{7 + 5 \times 1}", 0.0), ("$7 + 5 - 2$", 1.0), (r"\(7 + 5 - 2\)", 1.0), ("7 + 5 - 2 = 11", FORMAT_SCORE),
+        ("7 + 5 + 2 = 7 + 5 - 2", FORMAT_SCORE), ("7 + 5 - 2 =", 1.0), ("10 = 10", 0.0),
         ("__import__('os').getcwd() + 7 + 5 - 2", 0.0), ("7 + 5 - 2\n\nor so", 0.0), ("7 / (5 - 5)", 0.0),
     ],
 )  # fmt: skip
@@ -130,6 +139,19 @@ def test_countdown_wants_every_number_once_and_the_target(response, expected):
     result = compute_score("reasoning/countdown", response, "10", {"numbers": [2, 7, 5]})
     assert result["score"] == expected
     assert result["acc"] == (expected == 1.0)
+
+
+@pytest.mark.parametrize("task", data.TASKS)
+def test_who_repeats_the_question_has_not_answered_it(task, made):
+    for row in made[task]["train"] + made[task]["test"]:
+        question = row["prompt"][0]["content"]
+        for said in (question, question.splitlines()[0], question.splitlines()[0].partition(": ")[2]):
+            assert score(row, said)["score"] == 0.0, said
+
+
+def test_a_sign_may_stand_apart_from_its_number():
+    assert compute_score(NUMBER[0], "27 - 40 = - 13", "-13", None)["acc"]
+    assert not compute_score(NUMBER[0], "40 - 27 = - 13", "13", None)["acc"]
 
 
 def test_countdown_agrees_with_reasoning_gyms_own_scorer():
@@ -169,10 +191,10 @@ def test_a_game_without_its_numbers_is_an_error():
 
 @pytest.mark.parametrize("page", ["README.md", "examples/reasoning/README.md"])
 def test_the_tables_of_a_page_are_those_of_its_results(page):
-    """Where this fails: python -m benchmarks.result_pages README.md examples/reasoning/README.md"""
+    """Where this fails: python -m benchmarks.results.pages README.md examples/reasoning/README.md"""
     path = ROOT / page
     text = path.read_text(encoding="utf-8")
-    assert result_pages.fill(text, path, draw=False) == text
+    assert pages.fill(text, path, draw=False) == text
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (path.parent / target).exists(), target
 
@@ -191,10 +213,10 @@ def typed(tmp_path_factory):
     stand_in.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
     stand_in.chmod(0o755)
 
-    def run(script, *words):
+    def run(script, *words, **variables):
         environment = os.environ | {
             "PYTHON": str(stand_in), "DATA": str(folder / "data"), "MODEL": "examples/tiny_model/model", "SEED": "3",
-            "RUN": str(folder / "run"),
+            "RUN": str(folder / "run"), **variables,
         }  # fmt: skip
         command = ["bash", str(ROOT / "examples" / "reasoning" / f"{script}.sh"), *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=folder)
@@ -207,6 +229,24 @@ def typed(tmp_path_factory):
 def in_root(monkeypatch):
     """Scripts name files of the source tree."""
     monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("script", ["grpo", "dapo", "ppo"])
+def test_a_run_of_few_prompts_is_one_variable(script, typed, in_root):
+    words = typed(script, "actor_rollout_ref.rollout.name=native", PROMPTS="16")
+    config = load_config(words[3:])
+    assert config.data.train_batch_size * config.actor_rollout_ref.rollout.n in (64, 128)
+    assert config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size in (1, 2)
+
+
+def test_the_commands_of_the_page_load(typed, in_root):
+    page = (ROOT / "examples" / "reasoning" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^((?:\w+=\S+ )*)bash examples/reasoning/(\w+)\.sh([^#\n]*)", page, re.MULTILINE)
+    assert len(found) >= 4
+    for variables, script, words in found:
+        given = dict(word.split("=", 1) for word in variables.split())
+        given.pop("MODEL", None)
+        load_config(typed(script, *words.split(), **given)[3:])
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -52,6 +52,16 @@ def test_the_ids_are_those_of_the_whole_text_where_no_token_lies_across_a_bound(
     assert not changed
 
 
+def test_what_is_kept_of_the_rows_has_a_bound(monkeypatch):
+    monkeypatch.setattr("burnish.render.spans._MOST_KEPT", 2)
+    tokenizer = merging("ab")
+    encoder = SpanEncoder(tokenizer)
+    for number in range(5):
+        ids, places, _ = encoder.encode(f"<|im_start|>q{number}: ab", [(16, 18)])
+        assert tokenizer.decode(ids[places[0][0] :]) == "ab"
+    assert len(encoder._tails) == 2
+
+
 def test_a_text_without_special_tokens_is_cut_by_comparing_prefixes():
     tokenizer = merging("ab")
     ids, texts, changed = texts_of(tokenizer, "abcab", [(2, 3), (3, 5)])

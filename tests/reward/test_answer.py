@@ -201,7 +201,7 @@ def test_a_truth_is_read_whole(truth, number):
 
 @pytest.mark.parametrize("truth", ["18 apples in 3 boxes", "7-2", "1,2", "12 or 13"])
 def test_a_truth_of_several_numbers_is_refused_rather_than_misread(truth):
-    with pytest.raises(RewardError, match=r"holds 2 numbers; one is needed, or a list"):
+    with pytest.raises(RewardError, match=r"holds 2 numbers; one, or a list"):
         truth_numbers(truth)
 
 

@@ -175,7 +175,7 @@ def test_the_truth_of_math_may_be_a_solution_a_number_or_a_list():
     for truth in (r"so $x = \boxed{7}$.", 7, 7.0, ["8", 7]):
         assert hendrycks_math.compute_score(r"\boxed{7}", truth, algebra=False) == 1
     for truth in (None, "", " ", [], {"answer": 7}, True):
-        with pytest.raises(RewardError, match="the right answer is needed"):
+        with pytest.raises(RewardError, match="a text that is not empty, a number, or a list of those is needed"):
             hendrycks_math.compute_score(r"\boxed{7}", truth)
 
 
@@ -196,7 +196,7 @@ def test_a_letter_is_a_truth_in_any_form(truth):
 
 @pytest.mark.parametrize("truth", ["", "CD", 3, None, [], {"answer": "C"}])
 def test_what_is_no_letter_is_no_truth_of_a_choice(truth):
-    with pytest.raises(RewardError, match="no letter of a choice"):
+    with pytest.raises(RewardError, match="no letter of a choice|has no ground truth"):
         choice.compute_score("Answer: C", truth)
 
 
@@ -318,7 +318,7 @@ def test_countdown_counts_numbers_claims_and_what_may_be_left_out():
         {"target": 1, "numbers": [1.5]},
         None,
     ):
-        with pytest.raises(RewardError, match="no game of countdown"):
+        with pytest.raises(RewardError, match="no game of countdown|has no ground truth"):
             countdown.compute_score("", truth)
 
 
@@ -333,7 +333,7 @@ def test_search_qa_reads_truths_in_its_forms_and_only_answers_in_tags():
     assert search_qa.compute_score("<answer>the</answer>", ["the", "b"])["score"] == 0
     assert search_qa.compute_score("<answer>carpet</answer>", "car", metric="sub_em")["score"] == 0
     for truth in (None, [], [None], {"answer": "x"}, "", "the", True):
-        with pytest.raises(RewardError, match="holds no answer"):
+        with pytest.raises(RewardError, match="holds no answer|has no ground truth"):
             search_qa.compute_score("", truth)
     with pytest.raises(RewardError, match="'em', 'f1' or 'sub_em'"):
         search_qa.compute_score("", "x", metric="rouge")

@@ -52,6 +52,7 @@ def test_a_port_that_answers_is_enough():
     [
         ("GLOO_SOCKET_IFNAME", "nowhere7"),
         ("GLOO_SOCKET_IFNAME", "l"),
+        ("GLOO_SOCKET_IFNAME", "lo,nowhere7"),
         ("NCCL_SOCKET_IFNAME", "nowhere7"),
         ("NCCL_SOCKET_IFNAME", "=l"),
     ],

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -336,7 +337,7 @@ def test_what_is_not_whole_is_passed_over_with_the_reason_and_the_one_before_is_
     save(manager, 1)
     save(manager, 2)
     damage(tmp_path / "global_step_2")
-    own = {"model": {}, "data": {"num_rows": 8}, "config": {}}
+    own = {"trainer": "ppo", "model": {}, "data": {"num_rows": 8}, "config": {}}
     assert find(manager, own) == [tmp_path / "global_step_1"]
     assert "Passing over" in caplog.text
     assert said in caplog.text
@@ -347,7 +348,8 @@ def test_what_is_not_whole_is_passed_over_with_the_reason_and_the_one_before_is_
 
 def test_a_checkpoint_of_another_model_is_passed_over(tmp_path, caplog):
     manager = manager_of(tmp_path)
-    own = {"model": {"hidden_size": 64, "vocab_size": 10}, "data": {"num_rows": 8}, "config": {}}
+    shape = {"hidden_size": 64, "vocab_size": 10}
+    own = {"trainer": "ppo", "model": shape, "data": {"num_rows": 8}, "config": {}}
 
     def write(folder, model):
         write_state(folder, {"format": 2, "global_steps": 1, "model": model, "data": {"num_rows": 8}})
@@ -360,12 +362,33 @@ def test_a_checkpoint_of_another_model_is_passed_over(tmp_path, caplog):
     assert "it is of another model (hidden_size 128, now 64)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("written_by", "own_kind", "said"),
+    [
+        ({"trainer": "sft"}, "ppo", "of supervised fine-tuning.*actor_rollout_ref.model.path=<checkpoint>/actor"),
+        ({"trainer": "ppo"}, "sft", "of reinforcement learning.* model.path=<checkpoint>/actor"),
+        # Older ones say nothing.
+        ({}, "sft", "of reinforcement learning"),
+    ],
+)
+def test_a_checkpoint_of_the_other_trainer_is_no_place_to_go_on_from(tmp_path, caplog, written_by, own_kind, said):
+    manager = manager_of(tmp_path)
+    state = {"format": 2, "global_steps": 1, "data": {"num_rows": 8}, **written_by}
+    manager.save(1, lambda folder: write_state(folder, state) or [])
+    manager.settle()
+    own = {"trainer": own_kind, "model": {}, "data": {"num_rows": 8}, "config": {}}
+    assert find(manager, own) == []
+    assert re.search(said, caplog.text)
+    with pytest.raises(CheckpointError, match=said):
+        find(manager_of(tmp_path, mode="resume_path", path=str(tmp_path / "global_step_1")), own)
+
+
 def test_data_with_other_rows_are_refused_and_not_passed_over(tmp_path):
     manager = manager_of(tmp_path)
     manager.save(1, lambda folder: write_state(folder, {"format": 2, "global_steps": 1, "data": {"num_rows": 9}}) or [])
     manager.settle()
     with pytest.raises(DataError, match="num_rows 9 -> 8"):
-        find(manager, {"model": {}, "data": {"num_rows": 8}, "config": {}})
+        find(manager, {"trainer": "ppo", "model": {}, "data": {"num_rows": 8}, "config": {}})
 
 
 def test_a_checkpoint_from_before_there_were_manifests_is_resumed_from(tmp_path):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from burnish.single_controller.ray.nodes import NodeFacts
-from burnish.trainer import cluster as cluster_module
 from burnish.trainer.cluster import check_ray_init, pool_spec, ray_address, ray_init_kwargs
 from burnish.trainer.cluster_nodes import Needs, compare, marked_folder, needs_of
+from burnish.utils import env
 from burnish.utils.errors import ResourceError
 from tests.e2e.runs import TINY, tiny_config
 
@@ -21,7 +21,7 @@ INIT = "ray_kwargs.ray_init"
 def no_cluster(monkeypatch, tmp_path):
     for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cluster_module, "CURRENT_CLUSTER", tmp_path / "ray_current_cluster")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
 
 @pytest.fixture
@@ -38,19 +38,33 @@ def test_a_cluster_is_found_as_ray_finds_it(tmp_path, monkeypatch):
     named, auto = config(tmp_path, f"{INIT}.address=a:1"), config(tmp_path, f"{INIT}.address=auto")
     plain, local = config(tmp_path), config(tmp_path, f"{INIT}.address=local")
     assert [ray_address(each) for each in (named, auto, plain, local)] == ["a:1", "auto", None, None]
-    cluster_module.CURRENT_CLUSTER.write_text("b:2\n")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("b:2\n")
     assert [ray_address(each) for each in (named, auto, plain, local)] == ["a:1", "b:2", "b:2", None]
     monkeypatch.setenv("RAY_ADDRESS", "c:3")
     assert [ray_address(each) for each in (named, auto, plain, local)] == ["a:1", "c:3", "c:3", None]
 
 
+def test_the_file_of_the_cluster_is_where_ray_looks_for_it(tmp_path, monkeypatch):
+    from ray._common.utils import get_ray_address_file
+
+    for name, value in {"RAY_TMPDIR": None, "TMPDIR": "/b"}.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+        assert str(env.ray_cluster_file()) == get_ray_address_file(None)
+    monkeypatch.delenv("TMPDIR")
+    assert str(env.ray_cluster_file()) == get_ray_address_file(None)
+    (tmp_path / "ray_current_cluster").write_text("own:1")
+    assert ray_address(config(tmp_path, f"{INIT}._temp_dir={tmp_path}")) == "own:1"
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [
+        ("auto", "address=auto: no Ray cluster runs here.*ray start --head"),
         ("ray://head:10001", "Ray's client, through which no run can be driven.*ray job submit"),
         ("http://head:8265", "to which jobs are submitted.*ray job submit --address http://head:8265 -- burnish train"),
         ("127.0.0.1:1", r"does not answer \(.*refused.*\)\. Is it up\?.*address=local"),
-        ("nonsense", "does not answer"),
+        ("nonsense", r"does not answer \(that is no host:port\)"),
     ],
 )
 def test_an_address_that_no_run_can_use_is_answered_at_once(tmp_path, monkeypatch, address, said):

@@ -53,6 +53,12 @@ def test_version_1_and_a_group_that_is_over_its_limit(tmp_path):
     assert memory_groups(proc, tmp_path / "sys") == [MemoryGroup(4 * GIB, 0)]
 
 
+def test_a_limit_counts_where_nothing_is_told_of_files(tmp_path):
+    write_group(tmp_path / "sys", str(8 * GIB), 3 * GIB, GIB)
+    (tmp_path / "sys" / "memory.stat").unlink()
+    assert memory_groups(said(tmp_path, "0::/\n"), tmp_path / "sys") == [MemoryGroup(8 * GIB, 5 * GIB)]
+
+
 @pytest.mark.parametrize("broken", ["no group", "no number", "no file"])
 def test_what_cannot_be_read_limits_nothing(tmp_path, broken):
     write_group(tmp_path / "sys", "lots" if broken == "no number" else str(GIB), 1, 1)

@@ -56,6 +56,33 @@ def test_what_is_kept_goes_back_when_it_is_too_much():
 
 
 @has_glibc
+def test_holes_that_were_given_back_and_are_filled_again_count_as_kept_once_more():
+    code = """
+from burnish.utils import heap
+
+heap.keep_freed_memory()
+pins = []
+
+def use():
+    # What stays between the blocks keeps the heap's end up.
+    blocks = []
+    for _ in range(4):
+        blocks.append(bytearray(24 << 20))
+        pins.append(bytearray(2000))
+
+for _ in range(2):
+    use()
+    print(heap.kept_bytes() >> 20)
+    heap.give_back(above=60 << 20)
+    print(heap.kept_bytes() >> 20)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept, left, kept_again, left_again = (int(number) for number in result.stdout.split())
+    assert min(kept, kept_again) >= 90
+    assert max(left, left_again) < 20
+
+
+@has_glibc
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_what_the_user_has_set_stays(name):
     value = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1000000"}.get(name, "1000000")

@@ -138,7 +138,12 @@ NO_EFFECT = _table(
     (_MULTIMODAL, "data", "mm_processor_kwargs mm_processor_kwargs.*"),
     (_DATA, "data", "return_raw_chat return_raw_input_ids return_full_prompt"),
     ("actor_rollout_ref.model.trust_remote_code decides", "data", "trust_remote_code"),
-    ("a generation batch of dynamic sampling has data.train_batch_size prompts", "data", "gen_batch_size"),
+    (
+        "a generation batch of dynamic sampling has data.train_batch_size prompts, and so have those that "
+        "algorithm.filter_groups.max_num_gen_batches counts",
+        "data",
+        "gen_batch_size",
+    ),
     # Rewards.
     ("a manager's class is named by reward.reward_manager.name", "reward.reward_manager", "module.name"),
     ("rewards are computed by the reward manager", "reward.reward_model", "use_reward_loop"),

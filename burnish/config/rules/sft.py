@@ -47,6 +47,7 @@ RENAMED = {
     "data.multiturn.tools_key": "data.tools_key",
     "data.multiturn.enable_thinking_key": "data.enable_thinking_key",
     "data.chat_template": "model.custom_chat_template",
+    "data.tokenizer": "model.tokenizer_path",
     "optim.lr_scheduler": "optim.lr_scheduler_type",
     "trainer.resume_path": "trainer.resume_from_path",
     # Its newer one.
@@ -77,7 +78,6 @@ NO_EFFECT = {
     "engine.strategy": "FSDP2 is the one engine; the layout is engine.fsdp_size",
     "checkpoint.mbridge_config.*": "Megatron does not exist in burnish yet",
     "checkpoint.trust_remote_code": "model.trust_remote_code decides",
-    "data.tokenizer": "model.tokenizer_path names the tokenizer",
     "data.image_key": "images and videos do not exist here yet, conversations are text",
     "data.video_key": "images and videos do not exist here yet, conversations are text",
 }
@@ -102,6 +102,14 @@ REFUSED: dict[str, Refusal] = {
             harmless=(),
             reason="it belongs to reinforcement learning (burnish train), and this is supervised fine-tuning",
         )
-        for section in ("algorithm", "critic", "reward", "actor_rollout_ref.rollout", "actor_rollout_ref.ref")
+        for section in (
+            "algorithm",
+            "critic",
+            "reward",
+            "reward_model",
+            "reward_manager",
+            "custom_reward_function",
+            "actor_rollout_ref",
+        )
     },
 }

@@ -40,6 +40,14 @@ class _Unreadable(Exception):
     """The text is no expression of integers, + - * / and brackets, or divides by zero."""
 
 
+def plain_text(answer: str) -> str:
+    """An answer with ASCII operators: Unicode's and LaTeX's spellings of them, dollar signs and a last full stop taken out."""
+    text = answer.translate(_SIGNS)
+    for latex, plain in _LATEX:
+        text = text.replace(latex, plain)
+    return text.strip().strip("$").rstrip().removesuffix(".").strip("$")
+
+
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     """The value of an expression, and the numbers in it in their order.
 
@@ -201,10 +209,7 @@ def compute_score(
     found = max((place for place in places if place), key=lambda place: place[0], default=None)
     if found is None:
         return 0.0
-    text = found[1].translate(_SIGNS)
-    for latex, plain in _LATEX:
-        text = text.replace(latex, plain)
-    expression, _, claimed = text.strip().strip("$").rstrip().removesuffix(".").strip("$").partition("=")
+    expression, _, claimed = plain_text(found[1]).partition("=")
     try:
         value, used = evaluate(expression)
         claim = evaluate(claimed)[0] if claimed.strip() else value

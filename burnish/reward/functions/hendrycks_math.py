@@ -46,7 +46,8 @@ def truth_texts(ground_truth: Any) -> list[str]:
     if isinstance(ground_truth, (int, float)) and not isinstance(ground_truth, bool):
         return [number_text(truth_numbers(ground_truth)[0])]
     if not isinstance(ground_truth, str) or not ground_truth.strip():
-        empty = isinstance(ground_truth, (str, list)) and not ground_truth
+        # Of blanks at most, or a list without one.
+        empty = isinstance(ground_truth, (str, list))
         why = "is empty" if empty else f"is {type(ground_truth).__name__}"
         raise unusable_truth(ground_truth, why, "a text that is not empty, a number, or a list of those")
     boxed = last_boxed(ground_truth)

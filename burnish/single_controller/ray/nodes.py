@@ -109,7 +109,7 @@ def _make_question() -> Any:
         for parent, folders, files in os.walk(folder):
             folders.sort()
             for name in sorted(files):
-                if name.endswith(".py"):
+                if name.endswith((".py", ".cpp", ".h")):
                     path = os.path.join(parent, name)
                     digest.update(os.path.relpath(path, folder).encode())
                     with open(path, "rb") as file:

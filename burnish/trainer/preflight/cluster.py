@@ -14,6 +14,7 @@ from burnish.utils.machine import gpus_asked_for
 
 _AREA = "cluster"
 _ADDRESS = "ray_kwargs.ray_init.address"
+_NNODES = {"global_pool": "trainer.nnodes", "critic_pool": "critic.nnodes", "reward_pool": "reward.reward_model.nnodes"}
 
 
 def check_cluster(config: AnyConfig, findings: Findings) -> None:
@@ -34,10 +35,6 @@ def check_cluster(config: AnyConfig, findings: Findings) -> None:
     address = ray_address(config)
     if address is None:
         _check_this_machine(config, workers, on_gpu, findings)
-    elif address == "auto":
-        findings.error(
-            _AREA, f"{_ADDRESS}=auto: no Ray cluster runs here. Start one with `ray start --head`.", _ADDRESS
-        )
     else:
         try:
             check_ray_init(config)
@@ -51,12 +48,12 @@ def _check_this_machine(config: AnyConfig, workers: int, on_gpu: bool, findings:
     with gpus_asked_for() as gpus:
         have = len(gpus) if on_gpu else env.num_cpus()
     what = "GPUs" if on_gpu else "CPUs"
-    nodes = max(len(processes) for processes in pool_spec(config).values())
-    if nodes > 1:
+    several = [f"{_NNODES[pool]}={len(nodes)}" for pool, nodes in pool_spec(config).items() if len(nodes) > 1]
+    if several:
         findings.error(
             _AREA,
-            f"trainer.nnodes={trainer.nnodes}: Ray would be started on this machine alone. Start it on all nodes (`ray start`) "
-            f"and set {_ADDRESS}=auto.",
+            f"{' '.join(several)}: Ray would be started on this machine alone. Start it on all nodes (`ray start`) and set "
+            f"{_ADDRESS}=auto.",
         )
     elif workers > have and (on_gpu or config.ray_kwargs.ray_init.get("num_cpus") is None):
         findings.error(

@@ -44,7 +44,10 @@ def describe_run(config: SFTTrainerConfig, num_rows: int, num_val_rows: int, tot
             if config.data.shuffle
             else (f" (the last {left:,} conversations are left over)")
         )
-    return text + (f", and {num_val_rows:,} conversations to validate on." if num_val_rows else ", without validation.")
+    text += f", and {num_val_rows:,} conversations to validate on." if num_val_rows else ", without validation."
+    if config.trainer.save_freq <= 0 and not config.trainer.val_only:
+        text += f" The model that it trains is not saved (trainer.save_freq={config.trainer.save_freq})."
+    return text
 
 
 def micro_batch_tokens(config: SFTTrainerConfig, lengths: Sequence[int] | None = None) -> int:
@@ -54,7 +57,7 @@ def micro_batch_tokens(config: SFTTrainerConfig, lengths: Sequence[int] | None =
         lengths: tokens of the rows, where they are known; else every row is as long as ``data.max_length``.
     """
     data = config.data
-    longest = max(lengths, default=data.max_length) if lengths else data.max_length
+    longest = max(lengths) if lengths else data.max_length
     if data.use_dynamic_bsz:
         return min(data.max_token_len_per_gpu, longest * data.train_batch_size)
     rows = data.micro_batch_size_per_gpu or 1

@@ -24,7 +24,6 @@ from burnish.trainer.ppo.stages import StepReport, stage
 from burnish.trainer.ppo.step_metrics import log_unfinished_step
 from burnish.trainer.ppo.updates import SkippedUpdates, merge_ranks
 from burnish.trainer.sft.validation import run_validation
-from burnish.utils.errors import CheckpointError
 from burnish.utils.timing import marked_timer
 
 logger = logging.getLogger("burnish.trainer")
@@ -251,11 +250,6 @@ class SFTTrainer:
 
     def restore_own_state(self, state: Mapping[str, Any]) -> None:
         """Goes on with what `own_state` gave."""
-        if "total_tokens" not in state:
-            raise CheckpointError(
-                "The checkpoint is of a run of reinforcement learning, whose place in the data means nothing here. Train its "
-                "model further by model.path=<checkpoint>/actor."
-            )
         self.total_tokens = state["total_tokens"]
 
     def push_weights(self) -> None:

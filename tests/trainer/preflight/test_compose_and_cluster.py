@@ -50,6 +50,12 @@ def test_the_key_of_a_message_is_the_one_it_begins_with():
     assert key_of("") is None
 
 
+@pytest.fixture
+def no_cluster(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+
 def cluster_findings(*overrides):
     config = load_config([*BASE, "trainer.device=cpu", "trainer.controller=ray", *overrides])
     findings = Findings()
@@ -57,6 +63,7 @@ def cluster_findings(*overrides):
     return findings
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_more_workers_than_this_machine_has_are_an_error():
     findings = cluster_findings("trainer.n_gpus_per_node=100000", "data.train_batch_size=100000",
                                 "actor_rollout_ref.actor.ppo_mini_batch_size=100000")  # fmt: skip
@@ -65,10 +72,13 @@ def test_more_workers_than_this_machine_has_are_an_error():
     assert cluster_findings().ok
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_several_nodes_need_a_cluster():
-    findings = cluster_findings("trainer.nnodes=2")
-    (error,) = findings.of("error")
-    assert "ray_kwargs.ray_init.address" in error.message
+    critic = ("algorithm.adv_estimator=gae", "critic.nnodes=2", "critic.n_gpus_per_node=1")
+    for given, said in {("trainer.nnodes=2",): "trainer.nnodes=2: ", critic: "critic.nnodes=2: "}.items():
+        (error,) = cluster_findings(*given).of("error")
+        assert error.message.startswith(said)
+        assert "ray_kwargs.ray_init.address" in error.message
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from burnish.trainer.ppo.checkpoints.state import (
     check_data,
     differences,
     other_model,
+    other_trainer,
     read_state,
     restore,
     restore_generators,
@@ -44,7 +45,7 @@ def find(manager: CheckpointManager, own: dict[str, Any] | None = None, *, needs
     """The checkpoints to try, the best first; none: the run starts afresh. What a URL names has been fetched.
 
     Args:
-        own: model and data of the run (`burnish.trainer.ppo.checkpoints.state.belongings`); None does not compare them.
+        own: trainer, model and data of the run (`burnish.trainer.ppo.checkpoints.state.belongings`); None does not compare them.
         needs_critic: whether the run has a critic.
 
     Raises:
@@ -112,7 +113,10 @@ def _unsuitable(folder: Path, own: dict[str, Any] | None, needs_critic: bool) ->
     """Why this run cannot go on from a complete checkpoint, as a clause."""
     try:
         manifest = read_manifest(folder)
-        reason = None if own is None else other_model(read_state(folder), own)
+        reason = None
+        if own is not None:
+            state = read_state(folder)
+            reason = other_trainer(state, own) or other_model(state, own)
     except CheckpointError as error:
         return str(error).rstrip(".")
     if reason is None and needs_critic and not (folder / "critic").is_dir():

@@ -63,7 +63,7 @@ class RunCheckpoints:
 
     @cached_property
     def belongings(self) -> dict[str, Any]:
-        """Model, data and configuration of the run, which a state is saved with."""
+        """Trainer, model, data and configuration of the run, which a state is saved with."""
         return belongings(self.trainer)
 
     # ----------------------------------------------------------------------------------------------- resume

@@ -140,12 +140,28 @@ def restore_generators(config: PPOTrainerConfig | SFTTrainerConfig, state: dict[
 
 
 def belongings(trainer: RayPPOTrainer | SFTTrainer) -> dict[str, Any]:
-    """Model, data and configuration that a state is of."""
+    """Trainer, model, data and configuration that a state is of."""
     return {
+        "trainer": "sft" if isinstance(trainer.config, SFTTrainerConfig) else "ppo",
         "model": _model_shape(trainer.config),
         "data": _data_facts(trainer.train_dataset),
         "config": dict(_learning_keys(trainer.config)),
     }
+
+
+def other_trainer(state: dict[str, Any], own: dict[str, Any]) -> str | None:
+    """That another kind of run has written ``state``, as a clause; None where it has not."""
+    written_by = state.get("trainer", "ppo")
+    if written_by == own["trainer"]:
+        return None
+    kind, key = {
+        "ppo": ("reinforcement learning", "model.path"),
+        "sft": ("supervised fine-tuning", "actor_rollout_ref.model.path"),
+    }[written_by]
+    return (
+        f"it is of a run of {kind}, whose place in the data means nothing here (its model is trained further by "
+        f"{key}=<checkpoint>/actor)"
+    )
 
 
 def other_model(state: dict[str, Any], own: dict[str, Any]) -> str | None:

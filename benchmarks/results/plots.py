@@ -32,7 +32,9 @@ def draw(results: list[dict[str, Any]], png: Path, *, most_bytes: int) -> Path:
         axis.set_ylabel(labels[panel])
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_ylim(bottom=0)
+        # From 0, or from below it: a punished score may be negative.
+        lows = [low for result in results for _, _, low, _ in _points(result, panel)]
+        axis.set_ylim(bottom=0 if min(lows) >= 0 else None)
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0][0].legend(fontsize=8, frameon=False)
     figure.tight_layout()

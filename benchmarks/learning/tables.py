@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from benchmarks.learning_verdict import FIGURES
+from benchmarks.learning.verdict import FIGURES
 from benchmarks.results import Run
 
 

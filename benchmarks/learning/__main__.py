@@ -6,10 +6,10 @@
     python -m benchmarks.learning --map                                            # each setting in the words of all sides
 
 Both sides get the same prompts in the same order, sample as many responses to each, and make as many updates by the same loss
-with the same optimizer: `benchmarks.learning_work.settings` has the map. Every run is a process of its own, one at a time:
+with the same optimizer: `benchmarks.learning.work.settings` has the map. Every run is a process of its own, one at a time:
 ``burnish train`` with its defaults wherever nothing is compared, TRL's or verl's trainer in the Python of its own environment.
 Held-out accuracy is measured by ``burnish eval``, greedy, on the models that each side saved, so one program measures both.
-Whether the sides learn alike is decided by a test that is written down beforehand (`benchmarks.learning_verdict`).
+Whether the sides learn alike is decided by a test that is written down beforehand (`benchmarks.learning.verdict`).
 
 Seconds of a step leave out saving; the first step is left out of medians. On a GPU burnish samples with its own engine and a
 peer with vLLM (TRL with ``generate``, if asked), each with the same share of memory. Memory is, on a CPU, the most that the
@@ -32,10 +32,10 @@ env.calm_threads()
 import torch  # noqa: E402
 
 from benchmarks.demo import machine  # noqa: E402
-from benchmarks.learning_sides import check_alike, learn  # noqa: E402
-from benchmarks.learning_tables import line, table, title  # noqa: E402
-from benchmarks.learning_verdict import RULE, verdict  # noqa: E402
-from benchmarks.learning_work import ROOT, LearningWork, map_table, write_rows  # noqa: E402
+from benchmarks.learning.sides import check_alike, learn  # noqa: E402
+from benchmarks.learning.tables import line, table, title  # noqa: E402
+from benchmarks.learning.verdict import RULE, verdict  # noqa: E402
+from benchmarks.learning.work import ROOT, LearningWork, map_table, write_rows  # noqa: E402
 from benchmarks.models import model_path  # noqa: E402
 from benchmarks.results import Run, over_seeds, plot, read_result, write_result  # noqa: E402
 
@@ -144,7 +144,7 @@ def kept(args: argparse.Namespace) -> dict[str, list[Run]]:
     """The runs of seeds that both sides' files have, with ``--add`` or ``--show``.
 
     Raises:
-        SystemExit: they are of other work.
+        SystemExit: they are of other work, or of another machine.
     """
     sides: dict[str, list[Run]] = {"burnish": [], args.peer: []}
     paths = {side: args.out / f"{name_of(args, side)}.json" for side in sides} if args.out else {}
@@ -152,6 +152,8 @@ def kept(args: argparse.Namespace) -> dict[str, list[Run]]:
         return sides
     results = {side: read_result(path) for side, path in paths.items()}
     for side, result in results.items():
+        if args.add and result["machine"] != machine():
+            raise SystemExit(f"{paths[side]} is of another machine ({result['machine']}); give another --name.")
         if args.add and result["work"] != shown_work(args):
             raise SystemExit(
                 f"{paths[side]} is of other work ({result['work']}); give another --name, or leave --add out."
@@ -165,6 +167,7 @@ def shown_work(args: argparse.Namespace) -> dict[str, Any]:
     task = args.settings
     return {
         "model": Path(args.model).name if args.model else task["title"],
+        **{name: Path(given).name for name in ("train", "val", "reward") if (given := getattr(args, name)) is not None},
         **{name: task[name] for name in SIZES if name in task},
         "device": args.device,
         "dtype": args.dtype,
@@ -216,7 +219,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m benchmarks.learning",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--peer", choices=["trl", "verl"], default="trl", help="verl needs a GPU")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -24,7 +24,6 @@ fills in the same keys, of which only ``seed`` and ``curve`` are needed:
 A *result* is what `write_result` writes: the runs, their `summarize`, and where they ran.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -36,12 +35,12 @@ from pathlib import Path
 from typing import Any
 
 import burnish
-from benchmarks.run_figures import Run, accuracy_interval, held_out, read_run, shown
+from benchmarks.results.figures import Run, accuracy_interval, held_out, read_run, shown
 from burnish.trainer.intervals import interval
 from burnish.utils.json_lines import replacing
 
 __all__ = ["accuracy_interval", "held_out", "plot", "read_result", "read_run", "summarize", "table", "write_result"]
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 MOST_BYTES = 60_000
 """Of a result's file and of a figure: they are kept in the repository."""
 
@@ -179,7 +178,7 @@ def place() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the source tree, with ``+`` where files differ from it; None outside a repository."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     stated = root / ".commit"  # a copy of the tree without its repository
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")
@@ -286,33 +285,6 @@ def _accuracy(result: dict[str, Any], key: str) -> str:
 
 def plot(paths: Sequence[str | Path], png: str | Path) -> Path:
     """Held-out accuracy and training reward over the steps: a line a result, the mean of its seeds, with their band."""
-    from benchmarks.result_plots import draw
+    from benchmarks.results.plots import draw
 
     return draw([read_result(path) for path in paths], Path(png), most_bytes=MOST_BYTES)
-
-
-def main() -> None:
-    """Prints tables, draws figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", nargs="*", metavar="RESULT.json", help="default: all of docs/results with runs")
-    parser.add_argument("--table", action="store_true", help="a table in Markdown (what is done without --plot)")
-    parser.add_argument("--plot", metavar="PNG", help="draw the curves into this file")
-    parser.add_argument(
-        "--save", metavar="TEXT", help="file with results as --json prints them: written into docs/results"
-    )
-    args = parser.parse_args()
-    if args.save:
-        print(*save_printed(Path(args.save).read_text(encoding="utf-8")), sep="\n")
-        return
-    paths = args.results or [str(path) for path in sorted(RESULTS.glob("*.json"))]
-    paths = [path for path in paths if "curve" in read_result(path).get("summary", {})]
-    if not paths:
-        parser.exit(2, "None of the files is a result with runs.\n")
-    if args.plot:
-        print(plot(paths, args.plot))
-    if args.table or not args.plot:
-        print(table(paths))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.switches_off import CountedRows, model_passes
-from benchmarks.switches_work import SwitchesWork, slow_score
+from benchmarks.switches.off import CountedRows, model_passes
+from benchmarks.switches.work import SwitchesWork, slow_score
 from burnish.config import load_config
 from burnish.protocol import DataProto
 from burnish.reward.managers.base import OUTCOME_COLUMN

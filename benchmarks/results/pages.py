@@ -1,6 +1,6 @@
 """Puts tables and figures of results into pages, between comments that say which.
 
-    python -m benchmarks.result_pages README.md examples/reasoning/README.md
+    python -m benchmarks.results.pages README.md examples/reasoning/README.md
 
 A page has blocks of two kinds. What stands between the comments is written anew; patterns are of docs/results, without ``.json``,
 and a pattern with no result behind it leaves the words "No results yet.":

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NO_DUAL_CLIP = 1e9
 """Where PPO's second clip would begin (arXiv:1912.09729); TRL has none."""
 

@@ -27,7 +27,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,8 +43,9 @@ import transformers  # noqa: E402
 import burnish  # noqa: E402
 from benchmarks.demo import machine  # noqa: E402
 from benchmarks.grpo_step import parse_settings, places  # noqa: E402
-from benchmarks.switches_run import ALL, STAGES, SWITCHES, run_turns  # noqa: E402
-from benchmarks.switches_work import CPU_WORK, GPU_WORK, SwitchesWork  # noqa: E402
+from benchmarks.results import commit  # noqa: E402
+from benchmarks.switches.run import ALL, STAGES, SWITCHES, run_turns  # noqa: E402
+from benchmarks.switches.work import CPU_WORK, GPU_WORK, SwitchesWork  # noqa: E402
 
 # The stages whose seconds a switch is about.
 CONCERNS = {
@@ -227,21 +227,6 @@ def markdown(paths: Sequence[Path]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def commit() -> str | None:
-    """The commit that is checked out, with a + where files differ from it; None outside a repository."""
-    here = Path(__file__).parent
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
 def summary(results: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     """The first model's gains, and all figures."""
     first = results[0]
@@ -267,7 +252,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m benchmarks.switches",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model", nargs="+", help="names of benchmarks/models.py, or folders")
     parser.add_argument("--device", choices=["cuda", "cpu"], default=default)

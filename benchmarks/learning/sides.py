@@ -11,11 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning_work import ROOT, LearningWork, merged, words
+from benchmarks.learning.work import ROOT, LearningWork, merged, words
 from benchmarks.peers.client import PeerError, interpreter
 from benchmarks.results import Run, read_run
 
 SIDES = ("burnish", "trl", "verl")
+_USED = "status, KiB, seconds of CPU: "
+# A program's most memory, as the system counts it, is never less than that of the program that starts it: so a small one does.
+_START = (
+    "import os, subprocess, sys; process = subprocess.Popen(sys.argv[1:]); _, status, used = os.wait4(process.pid, 0); "
+    f"print('\\n{_USED}', [os.waitstatus_to_exitcode(status), used.ru_maxrss, used.ru_utime + used.ru_stime], sep='')"
+)
 
 
 def learn(side: str, work: LearningWork, folder: Path) -> Run:
@@ -87,14 +93,17 @@ def execute(command: list[str], log: Path, device: str) -> dict[str, float]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with log.open("w") as out:
         watch = GPUMemory() if device == "cuda" else None
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    memory = {"process_gib": usage.ru_maxrss / 2**20} if watch is None else {"gpu_gib": watch.stop()}
-    memory["cpu_seconds"] = usage.ru_utime + usage.ru_stime
-    if process.returncode != 0:
-        end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-        raise PeerError(f"{' '.join(command[1:4])} ended with code {process.returncode}; the end of {log}:\n{end}")
+        starter = [sys.executable, "-S", "-c", _START, *command]
+        done = subprocess.run(starter, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, check=False)
+    told = log.read_text(encoding="utf-8", errors="replace")
+    code, most_kib, seconds = (
+        json.loads(told.rpartition(_USED)[2].splitlines()[0]) if _USED in told else (done.returncode, 0, 0.0)
+    )
+    memory = {"process_gib": most_kib / 2**20} if watch is None else {"gpu_gib": watch.stop()}
+    memory["cpu_seconds"] = seconds
+    if code != 0:
+        end = "\n".join(told.splitlines()[-15:])
+        raise PeerError(f"{' '.join(command[1:4])} ended with code {code}; the end of {log}:\n{end}")
     return memory
 
 

@@ -1,0 +1,1 @@
+"""Whole runs of burnish beside another trainer's: do they learn alike? Each side's interpreter imports this package."""

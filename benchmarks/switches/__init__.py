@@ -1,0 +1,1 @@
+"""What each switch gains, on against off."""
