@@ -42,7 +42,8 @@ TITLES = {
 }
 TASKS = ("chain_sum", "basic_arithmetic", "countdown")
 _FIRST = ("grpo:chain_sum", "ppo:chain_sum", "dapo:chain_sum", "sft-grpo:countdown", "lora:chain_sum", "vllm:chain_sum")
-_MORE = ("grpo:basic_arithmetic", "ppo:basic_arithmetic", "dapo:basic_arithmetic")
+# The model gets 2 % of it right when it samples: too few to begin with rewards alone.
+_MORE = ("sft-grpo:basic_arithmetic",)
 ALL = [f"{job}:{seed}" for seed in (1, 2, 3) for job in _FIRST] + [
     f"{job}:{seed}" for seed in (1, 2, 3) for job in _MORE
 ]

@@ -132,7 +132,7 @@ def hyper_parameters(correction: Correction) -> None:
     """Wider bounds and higher thresholds let more through; normalised weights have the mean 1."""
     batch = _batch(1)
     if correction.settings.get("rollout_is"):
-        for threshold in (0.5, 1.5, 4.0):
+        for threshold in (1.0, 1.5, 4.0):
             weights, mask = correction(batch, {**correction.settings, "rollout_is_threshold": threshold})
             assert weights is not None
             largest = float(weights[mask].detach().max())
