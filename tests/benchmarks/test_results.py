@@ -380,7 +380,7 @@ def test_a_job_that_is_none_is_refused(job, capsys):
 
 
 def test_the_jobs_of_the_page_are_jobs():
-    assert len(recipes.parse(["--all", "--label="]).jobs) == len(set(recipes.ALL)) == 27
+    assert len(recipes.parse(["--all", "--label="]).jobs) == len(set(recipes.ALL)) == 21
 
 
 @pytest.mark.slow
