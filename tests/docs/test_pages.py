@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from burnish.config.schema import leaves, sections
+from burnish.config.trees import RL, SFT
 from tests.conftest import REPO
 
 PAGES = sorted([*(REPO / "docs").glob("*.md"), REPO / "README.md", REPO / "CONTRIBUTING.md"])
@@ -23,7 +23,8 @@ def test_every_file_that_a_page_names_exists(page):
 @pytest.mark.parametrize("name", ["where_do_i_add.md", "README.md"])
 def test_every_key_that_a_page_names_exists(name):
     text = next(page for page in PAGES if page.name == name).read_text(encoding="utf-8")
-    roots = {path.split(".")[0] for path in sections()}
+    known = {**RL.leaves, **RL.sections, **SFT.leaves, **SFT.sections}
+    roots = {path.split(".")[0] for path in known}
     words = re.findall(r"(?<![\w/.-])([a-z_]+(?:\.[a-z_0-9]+)+)(?=[=`\s])", text)
     keys = {word for word in words if word.split(".")[0] in roots and not word.endswith((".jsonl", ".py"))}
     assert len(keys) > 3
@@ -35,5 +36,5 @@ def test_every_key_that_a_page_names_exists(name):
         "reward.reward_kwargs.custom.",
         "ray_kwargs.ray_init.",
     )
-    unknown = {key for key in keys if key not in leaves() and key not in sections() and not key.startswith(open_ended)}
+    unknown = {key for key in keys if key not in known and not key.startswith(open_ended)}
     assert unknown == set()
