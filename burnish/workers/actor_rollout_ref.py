@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from burnish.config import ActorRolloutRefConfig
+from burnish.config.actor_rollout_ref import CheckpointConfig
 from burnish.config.profiler import ProfilerConfig
-from burnish.config.usage import reads, track_section
+from burnish.config.usage import track_section
 from burnish.engine import FSDPEngine
 from burnish.model.load import eos_token_ids
 from burnish.protocol import DataProto
@@ -31,8 +32,8 @@ from burnish.single_controller import (
     make_nd_compute_metric_dispatch_fn,
     register,
 )
+from burnish.workers.checkpoints import SavesItsModel
 from burnish.workers.early_scoring import EarlyScoring, shared_manager
-from burnish.workers.handed_back import hands_back_errors
 from burnish.workers.losses import make_policy_loss, rollout_difference
 from burnish.workers.preparation import make_preparation
 from burnish.workers.profiling import ProfiledWorker, profiled
@@ -41,7 +42,7 @@ from burnish.workers.updates import log_prob_kwargs, perf_metrics, run_mini_batc
 from burnish.workers.weight_sync import WeightSync
 
 
-class ActorRolloutRefWorker(ProfiledWorker):
+class ActorRolloutRefWorker(SavesItsModel, ProfiledWorker):
     """One rank of the policy.
 
     Args:
@@ -305,29 +306,7 @@ class ActorRolloutRefWorker(ProfiledWorker):
             if close := getattr(part, "close", None):
                 close()
 
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    def config_reads(self) -> frozenset[str]:
-        """Configuration keys that this process has read."""
-        return reads()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    @hands_back_errors
-    def save_checkpoint(self, folder: str, blocking: bool = True) -> None:
-        """Model in Hugging Face format, optimizer and generators beside it, as `checkpoint.save_contents` says.
-
-        Args:
-            blocking: False returns when everything is copied, and a thread of each rank writes it (`checkpoint_written`).
-        """
-        self.engine.save_checkpoint(folder, self.config.actor.checkpoint.save_contents, blocking=blocking)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    @hands_back_errors
-    def checkpoint_written(self, wait: bool) -> bool:
-        """Whether this rank has nothing left to write; hands back what could not be written (CheckpointError)."""
-        return self.engine.checkpoint_written(wait=wait)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    @hands_back_errors
-    def load_checkpoint(self, folder: str) -> None:
-        """Continues from what `save_checkpoint` wrote, on any number of ranks."""
-        self.engine.load_checkpoint(folder, self.config.actor.checkpoint.load_contents)
+    @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        """Contents of the model's checkpoints."""
+        return self.config.actor.checkpoint

@@ -7,8 +7,9 @@ import time
 import torch
 
 from burnish.config import FSDPCriticConfig
+from burnish.config.actor_rollout_ref import CheckpointConfig
 from burnish.config.profiler import ProfilerConfig
-from burnish.config.usage import reads, track_section
+from burnish.config.usage import track_section
 from burnish.engine import FSDPEngine
 from burnish.protocol import DataProto
 from burnish.single_controller import (
@@ -17,13 +18,13 @@ from burnish.single_controller import (
     make_nd_compute_metric_dispatch_fn,
     register,
 )
-from burnish.workers.handed_back import hands_back_errors
+from burnish.workers.checkpoints import SavesItsModel
 from burnish.workers.losses import make_value_loss
 from burnish.workers.profiling import ProfiledWorker, profiled
 from burnish.workers.updates import perf_metrics, run_mini_batches, update_kwargs, value_kwargs
 
 
-class CriticWorker(ProfiledWorker):
+class CriticWorker(SavesItsModel, ProfiledWorker):
     """One rank of the critic.
 
     Args:
@@ -92,29 +93,7 @@ class CriticWorker(ProfiledWorker):
         self.engine.park()
         return metrics | perf
 
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    def config_reads(self) -> frozenset[str]:
-        """Configuration keys that this process has read."""
-        return reads()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    @hands_back_errors
-    def save_checkpoint(self, folder: str, blocking: bool = True) -> None:
-        """Model and value head, optimizer and generators beside them, as `checkpoint.save_contents` says.
-
-        Args:
-            blocking: False returns when everything is copied, and a thread of each rank writes it (`checkpoint_written`).
-        """
-        self.engine.save_checkpoint(folder, self.config.checkpoint.save_contents, blocking=blocking)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    @hands_back_errors
-    def checkpoint_written(self, wait: bool) -> bool:
-        """Whether this rank has nothing left to write; hands back what could not be written (CheckpointError)."""
-        return self.engine.checkpoint_written(wait=wait)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    @hands_back_errors
-    def load_checkpoint(self, folder: str) -> None:
-        """Continues from what `save_checkpoint` wrote, on any number of ranks."""
-        self.engine.load_checkpoint(folder, self.config.checkpoint.load_contents)
+    @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        """Contents of the model's checkpoints."""
+        return self.config.checkpoint
