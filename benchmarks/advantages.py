@@ -29,6 +29,7 @@ from burnish.config import AlgoConfig
 from burnish.conformance.batches import ragged_batch
 from burnish.conformance.references import ESTIMATOR_REFERENCES, ESTIMATOR_SETTINGS
 from burnish.core_algos.estimators import ADV_ESTIMATORS
+from burnish.utils import heap
 
 GROUP_SIZE = 8
 NAIVE_ROWS, NAIVE_TOKENS = 64, 128
@@ -79,7 +80,11 @@ def seconds(run: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def peak_memory(run: Callable[[], Any]) -> int | None:
-    """Bytes that the process held at most during the call, over those before; None where the system does not say."""
+    """Bytes that the process held at most during the call, over those before; None where the system does not say.
+
+    What this process has freed and kept (`heap.keep_freed_memory`) is given back first: the call would use it unseen.
+    """
+    heap.give_back(above=0)
     status = Path("/proc/self/status")
     try:
         # 5: forget the greatest size so far.
