@@ -36,6 +36,7 @@ test-parity: $(VENV)/.dev .peers/parity/.done
 # The core with the oldest transformers that it allows.
 test-oldest: .venv-oldest/.done
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
+	.venv-oldest/bin/python -m pytest -m slow tests/cli/test_model_command.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

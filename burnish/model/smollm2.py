@@ -61,7 +61,10 @@ def convert(folder: Path) -> Checked:
     read = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
     model = _plain(read)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    # Not every release of transformers reads which ones they are: 5.17 ends texts with the first token.
+    tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token = _BOS, _EOS, _EOS
+    tokenizer.save_pretrained(folder)
     return check(folder, model)
 
 

@@ -29,7 +29,11 @@ class WeightReceiver:
         opened: dict[str, Tensor] = self.__dict__.setdefault("burnish_buckets", {})
         if address[1] not in opened:
             opened[address[1]] = open_bucket(address)
-        self.take_weights(cut(opened[address[1]], items))
+        bucket = opened[address[1]]
+        if bucket.device.type == "cuda" and bucket.device != self.device:
+            # The sender's GPU would write, and weights that can sleep lie in memory that only their own GPU may touch.
+            bucket = bucket.to(self.device)
+        self.take_weights(cut(bucket, items))
         _finish(self.device)  # Behind this call the sender fills the bucket anew.
 
     def measure_cache(self) -> int:
