@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.learning.work import ROOT, LearningWork, merged, words
 from benchmarks.peers.client import PeerError, interpreter
 from benchmarks.results import Run, read_run
+from burnish.utils import env
 
 SIDES = ("burnish", "trl", "verl")
 _USED = "status, KiB, seconds of CPU: "
@@ -108,7 +109,8 @@ def execute(command: list[str], log: Path, device: str) -> dict[str, float]:
 
 
 class GPUMemory:
-    """Looks twice a second at the memory in use on the first GPU, of all processes together, less what is in use now."""
+    """Looks twice a second at the memory in use on the GPU that programs take, of all processes together, less what is in use
+    now."""
 
     def __init__(self) -> None:
         self._before = self._most = gpu_memory_used() or 0.0
@@ -128,8 +130,10 @@ class GPUMemory:
 
 
 def gpu_memory_used() -> float | None:
-    """GiB in use on the first GPU as its driver tells; None where it does not."""
-    query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """GiB in use on the GPU that programs take, as its driver tells; None where it does not."""
+    # The driver numbers all GPUs of the computer, whatever this process may see.
+    taken = (env.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
+    query = ["nvidia-smi", f"--id={taken}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     return float(answer) / 1024 if answer.isdigit() else None
 

@@ -60,6 +60,9 @@ def table(runs: dict[str, list[Run]], said: dict[str, Any]) -> str:
         "|---|" + "---|" * (len(sides) + 1),
     ]
     for what, figure in costs.items():
-        values = [statistics.fmean(figure(run) for run in found) for found in runs.values()]
+        each = [[figure(run) for run in found] for found in runs.values()]
+        if any(value is None for of_side in each for value in of_side):
+            continue  # Some run did not measure it: a mean of the others would not be of all seeds.
+        values = [statistics.fmean(of_side) for of_side in each]
         lines.append(f"| {what} | {' | '.join(f'{value:.3g}' for value in values)} | {values[1] / values[0]:.2f} |")
     return "\n".join(lines)

@@ -310,6 +310,19 @@ def test_memory_of_a_gpu_is_what_comes_on_top_of_what_was_in_use(monkeypatch):
     assert watch.stop() == 7.0
 
 
+@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("1", "1"), ("GPU-ab, 0", "GPU-ab")])
+def test_the_driver_is_asked_for_the_gpu_that_programs_take(visible, asked, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$1" = --id={asked} ] && echo 2048 || echo unknown\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert sides.gpu_memory_used() == 2.0
+
+
 def test_a_peers_run_is_read_from_its_steps(tmp_path):
     lines = [
         {
