@@ -14,12 +14,13 @@ burnish() { "${PYTHON:-python}" -m burnish.cli "$@"; }
 [ "$MODEL" != models/smollm2 ] || [ -d "$MODEL" ] || burnish model smollm2 "$MODEL"
 [ -f "$DATA/test.jsonl" ] || "${PYTHON:-python}" -m examples.reasoning.data --task "$TASK" --out "$DATA"
 
-# 128 prompts x 8 responses a step and one update of all of them; the held-out prompts every 10 steps, greedily.
+# 128 prompts x 8 responses a step and one update of all of them; the held-out prompts every 10 steps, greedily. A step's tokens make
+# one micro-batch: on a GPU the launches of so small a model take longer than its arithmetic.
 COMMON=(
     data.train_files="$DATA/train.jsonl" data.val_files="$DATA/test.jsonl"
     data.train_batch_size="$PROMPTS" data.max_prompt_length=256 data.max_response_length=24
     actor_rollout_ref.model.path="$MODEL"
-    actor_rollout_ref.actor.ppo_mini_batch_size="$PROMPTS"
+    actor_rollout_ref.actor.ppo_mini_batch_size="$PROMPTS" actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768
     actor_rollout_ref.actor.optim.lr=1e-5 actor_rollout_ref.actor.optim.lr_warmup_steps=5
     actor_rollout_ref.rollout.n=8
     reward.custom_reward_function.path=examples/reasoning/reward.py

@@ -4,7 +4,7 @@ source "$(dirname "$0")/common.sh"
 
 # At first one group in seven has right and wrong responses, so a step samples seven batches.
 burnish train recipe=dapo "${COMMON[@]}" \
-    actor_rollout_ref.actor.ppo_mini_batch_size=$((PROMPTS / 2)) actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=$((PROMPTS / 2)) \
     reward.reward_kwargs.overlong_buffer_cfg.len=5 \
     algorithm.filter_groups.max_num_gen_batches=20 \
     "$@"
