@@ -425,6 +425,7 @@ class FSDPEngine:
                 fixed_bytes=int(fixed),
                 free_bytes=int(-memory[1]),
                 keys=self._keys.micro_batch(update=True, by_rows=max_token_len is None).cut_key,
+                num_micro_batches=int(most),
             )
         if max_token_len is not None and len(micro_batches) < most:
             # The others' number anyway: the same rows in more micro-batches, not in the same ones beside empty ones.

@@ -108,6 +108,7 @@ class ActivationPlanner:
     ) -> None:
         blocks = transformer_blocks(module.model)
         self._fused = fused_blocks(module.model)
+        self._on_gpu = device_type == "cuda"
         # What lies on the CPU needs no plan.
         self.is_automatic = mode == "auto" and offload is None
         self.plan: MemoryPlan | None = None
@@ -123,11 +124,13 @@ class ActivationPlanner:
         """Whether there is nothing left to recompute."""
         return self.activations.num_recomputed == self.activations.num_blocks
 
-    def prepare(self, *, num_tokens: int, fixed_bytes: int, free_bytes: int, keys: str) -> None:
+    def prepare(
+        self, *, num_tokens: int, fixed_bytes: int, free_bytes: int, keys: str, num_micro_batches: int = 1
+    ) -> None:
         """Plans an update whose largest micro-batch has ``num_tokens``; all ranks give the same numbers.
 
         Args:
-            keys: what to turn where no plan fits, for the warning.
+            keys: what cuts micro-batches: to be turned where no plan fits, or where far more would fit.
         """
         plan = plan_memory(
             self._cost,
@@ -145,10 +148,26 @@ class ActivationPlanner:
             logger.info("Activations: %s.", plan)
             if not plan.fits:
                 logger.warning("An update may run out of memory: %s. Lower %s.", plan, keys)
+        if before is None and self._on_gpu and (times := larger_micro_batches(plan, num_micro_batches)) > 1:
+            logger.info(
+                "An update has %d micro-batches, and there is memory for %d times the tokens in each. On a GPU fewer and larger "
+                "ones are faster, the more so the smaller the model: raise %s.",
+                num_micro_batches,
+                times,
+                keys,
+            )
 
 
 def _counts(plan: MemoryPlan) -> tuple[int, ...]:
     return plan.num_recomputed, plan.num_without_mlp, plan.num_with_product, plan.fits
+
+
+def larger_micro_batches(plan: MemoryPlan, num_micro_batches: int) -> int:
+    """How many times as many tokens a micro-batch could have, with nothing computed twice and a part of the memory left free;
+    not more than an update has."""
+    if plan.num_recomputed or plan.num_without_mlp:
+        return 1
+    return max(1, min(num_micro_batches, int(_SPARE * plan.free_bytes / max(1, plan.needed_bytes))))
 
 
 def plan_memory(

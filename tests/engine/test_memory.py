@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from burnish.engine import fsdp, memory
-from burnish.engine.memory import ActivationCost, ActivationPlanner, activation_bytes, activation_cost, plan_memory
+from burnish.engine.memory import (
+    ActivationCost,
+    ActivationPlanner,
+    activation_bytes,
+    activation_cost,
+    larger_micro_batches,
+    plan_memory,
+)
 from burnish.model.fused_layers import fuse_layers
 from burnish.model.load import build_causal_lm
 from burnish.model.packing import pack
@@ -156,6 +163,38 @@ def test_the_plan_is_logged_once_and_warns_where_nothing_fits(caplog: pytest.Log
     assert second.startswith("Activations: 2 of 2 blocks recomputed")
     assert warning.startswith("An update may run out of memory: 2 of 2")
     assert warning.endswith("Lower the.key.")
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "free", "device", "told"),
+    [
+        (3, 1 << 40, "cuda", "An update has 3 micro-batches, and there is memory for 3 times the tokens in each."),
+        (1, 1 << 40, "cuda", None),
+        (3, 1 << 40, "cpu", None),
+        # Something is computed twice already.
+        (3, 1, "cuda", None),
+    ],
+)
+def test_a_gpu_with_memory_to_spare_is_told_of_once(
+    micro_batches: int, free: int, device: str, told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner = ActivationPlanner(PolicyModule(build_causal_lm(tiny_config())), torch.float32, device, mode="auto")
+    with caplog.at_level(logging.INFO, logger="burnish.engine"):
+        for _ in range(2):
+            planner.prepare(num_tokens=9, fixed_bytes=0, free_bytes=free, keys="a.key", num_micro_batches=micro_batches)
+    found = [record.getMessage() for record in caplog.records if "micro-batches, and" in record.getMessage()]
+    assert [text.startswith(str(told)) and text.endswith("raise a.key.") for text in found] == [True] * (
+        told is not None
+    )
+
+
+def test_larger_micro_batches_would_fit_and_leave_a_fifth_free() -> None:
+    cost = ActivationCost(block=10, block_without_mlp=10, block_input=1, outside=0)
+    for free in range(100, 2000, 7):
+        plan = plan_memory(cost, num_blocks=4, num_tokens=2, fixed_bytes=0, free_bytes=free)
+        times = larger_micro_batches(plan, 50)
+        assert times == 1 or times * plan.needed_bytes <= 0.8 * free
+        assert times == 50 or (times + 1) * plan.needed_bytes > 0.8 * free
 
 
 @pytest.mark.parametrize(("free", "recomputed"), [(1 << 40, 0), (1, 2)])
