@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from burnish.config import applied, names
 from burnish.config.build import shown, value_of
 from burnish.config.idle import idle_notices
+from burnish.config.idle_sections import without_size
+from burnish.config.schema import leaves
 from burnish.config.settings import Settings
 from burnish.config.trainer import PPOTrainerConfig
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_REWARD_MODEL = "reward.reward_model"
 
 
 def advice(config: PPOTrainerConfig, settings: Settings) -> Iterator[str]:
@@ -27,8 +30,13 @@ def advice(config: PPOTrainerConfig, settings: Settings) -> Iterator[str]:
 
 def sampling(config: PPOTrainerConfig) -> Iterator[str]:
     """Sampling that makes the samples of a prompt equal, or the ratios biased."""
+    yield from _stop_strings(config)
+    if config.trainer.replay_rollouts is not None:
+        return
     rollout = config.actor_rollout_ref.rollout
-    truncates = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
+    is_greedy = not rollout.do_sample or rollout.temperature == 0
+    bounds = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
+    truncates = {} if is_greedy else bounds
     changes = {"repetition_penalty": rollout.repetition_penalty != 1, "min_new_tokens": rollout.min_new_tokens > 0}
     biasing = [key for key, is_set in {**truncates, **changes}.items() if is_set]
     if biasing:
@@ -38,8 +46,7 @@ def sampling(config: PPOTrainerConfig) -> Iterator[str]:
             f"{keys}: responses are sampled from a {kind} distribution, while log-probs are of the {whole} one; the ratios "
             f"are biased by that.{_uncorrected(config)}"
         )
-    yield from _stop_strings(config)
-    if not rollout.do_sample or rollout.temperature == 0:
+    if is_greedy:
         key = f"{_ROLLOUT}.temperature" if rollout.do_sample else f"{_ROLLOUT}.do_sample"
         equal = f", so the {rollout.n} of one prompt are equal" if rollout.n > 1 else ""
         is_remax = config.algorithm.adv_estimator == "remax"
@@ -144,7 +151,7 @@ def rewards(config: PPOTrainerConfig) -> Iterator[str]:
 
 
 def micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
-    """Micro-batch sizes that were set beside the switch that ignores them."""
+    """Micro-batch sizes that were set beside the switch that ignores them, and switches that were set off without a size."""
     update = ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu")
     log_prob = ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu")
     for section, (switch, size) in (
@@ -152,7 +159,13 @@ def micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
         (_ROLLOUT, log_prob),
         ("actor_rollout_ref.ref", log_prob),
         ("critic", update),
+        ("critic", ("use_dynamic_bsz", "forward_micro_batch_size_per_gpu")),
+        (_REWARD_MODEL, ("use_dynamic_bsz", "micro_batch_size_per_gpu")),
     ):
+        if section == _REWARD_MODEL and not config.reward.reward_model.enable:
+            continue
+        if leaves()[f"{section}.{size}"].follows is None:
+            yield from without_size(config, f"{section}.{switch}", f"{section}.{size}")
         is_set = f"{section}.{size}" in config.set_keys and value_of(config, f"{section}.{size}") is not None
         if is_set and value_of(config, f"{section}.{switch}"):
             yield (

@@ -60,8 +60,8 @@ class RolloutCorrectionConfig(Section):
     rollout_rs: str | None = key(None)
     """Rejection sampling: a comma list of {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}; all of them must accept."""
     rollout_rs_threshold: str | None = key(None)
-    """Bounds of the rejection, one for all or a comma list: for k1 "lower_upper" ratios (one number v: 1/v to v), for
-    k2 and k3 an upper bound. In a YAML file it stands in quotes, as YAML reads 0.5_2 as 0.52."""
+    """Bounds of the rejection, one for all or a comma list: for k1 "lower_upper" ratios (one number v from 1: 1/v to
+    v), for k2 and k3 an upper bound. In a YAML file it stands in quotes, as YAML reads 0.5_2 as 0.52."""
     bypass_mode: bool = key(False)
     """Take the rollout's log-probs as the old ones, without a pass of the trainer."""
     loss_type: str = key("ppo_clip", choices=("ppo_clip", "reinforce"))

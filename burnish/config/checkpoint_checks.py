@@ -7,6 +7,9 @@ from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.utils.errors import ConfigError
 
+# Of both trees.
+_SECTIONS = ("checkpoint", "actor_rollout_ref.actor.checkpoint", "critic.checkpoint")
+
 
 def check_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> None:
     """Keys that say one thing together."""
@@ -85,7 +88,7 @@ def unused_of_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> Iterat
             "esi_redundant_time",
         ):
             yield f"trainer.{name}", shown(config, "trainer.save_freq")
-        for section in ("checkpoint", "actor_rollout_ref.actor.checkpoint", "critic.checkpoint"):
+        for section in _SECTIONS:
             yield f"{section}.async_save", shown(config, "trainer.save_freq")
     if trainer.keep_best is None:
         yield "trainer.keep_best_mode", shown(config, "trainer.keep_best")
@@ -93,3 +96,10 @@ def unused_of_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> Iterat
         yield "trainer.max_critic_ckpt_to_keep", "there is no critic"
     if trainer.resume_mode == "disable":
         yield "trainer.del_local_ckpt_after_load", shown(config, "trainer.resume_mode")
+        neither = f"{shown(config, 'trainer.resume_mode')} and {shown(config, 'trainer.save_freq')}"
+        if trainer.save_freq <= 0:
+            yield "trainer.default_hdfs_dir", neither
+        for section in _SECTIONS:
+            yield f"{section}.load_contents", shown(config, "trainer.resume_mode")
+            if trainer.save_freq <= 0:
+                yield f"{section}.save_contents", neither

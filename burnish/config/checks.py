@@ -18,7 +18,7 @@ from burnish.config.rollout_checks import check_rollout_engine
 from burnish.config.settle import settle
 from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
-from burnish.config.values import near
+from burnish.config.values import divisors, near
 from burnish.utils.errors import ConfigError
 
 AnyConfig = PPOTrainerConfig | SFTTrainerConfig
@@ -127,7 +127,7 @@ def _check_mini_batch(config: PPOTrainerConfig, key: str) -> None:
     prompts, mini = config.data.train_batch_size, value_of(config, key)
     if prompts % mini == 0:
         return
-    nearest = min(_divisors(prompts), key=lambda size: (abs(size - mini), -size))
+    nearest = min(divisors(prompts), key=lambda size: (abs(size - mini), -size))
     rule = "is more than" if mini > prompts else "does not divide"
     raise ConfigError(
         f"{shown(config, key)} {rule} {shown(config, 'data.train_batch_size')}: the prompts of a step are split into "
@@ -141,7 +141,7 @@ def _check_division(config: PPOTrainerConfig, key: str, workers: int, sequence_p
     groups = max(1, workers // sequence_parallel)
     if mini * n % groups == 0:
         return
-    legal = [size for size in _divisors(prompts) if size * n % groups == 0]
+    legal = [size for size in divisors(prompts) if size * n % groups == 0]
     if legal:
         advice = f"The nearest value is {key}={min(legal, key=lambda size: (abs(size - mini), -size))}."
     else:
@@ -151,10 +151,6 @@ def _check_division(config: PPOTrainerConfig, key: str, workers: int, sequence_p
         f"{shown(config, key)}: an update has {mini} prompts x {n} responses = {mini * n} samples, which do not divide "
         f"among {among}. {advice}"
     )
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _num_workers(config: PPOTrainerConfig, model: str = _ACTOR) -> int:
@@ -205,7 +201,7 @@ def check_token_bounds(config: PPOTrainerConfig) -> None:
     """The longest sample fits into every bound of tokens that is in use, since the bounds hold."""
     rollout = config.actor_rollout_ref.rollout
     longest = rollout.prompt_length + rollout.response_length
-    for model, key in _token_bounds_in_use(config):
+    for model, key in token_bounds_in_use(config):
         size = _sequence_parallel(config, model)
         if value_of(config, key) * size < longest:
             by_group = f" for each of the {size} workers that share a sample's tokens" if size > 1 else ""
@@ -223,7 +219,7 @@ def _lengths(config: PPOTrainerConfig) -> str:
     )
 
 
-def _token_bounds_in_use(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+def token_bounds_in_use(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     """The model that a bound is for, and its key."""
     needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
     if value_of(config, f"{_ACTOR}.use_dynamic_bsz"):
@@ -265,7 +261,7 @@ def check_sharing_size(config: AnyConfig, key: str, workers: int) -> None:
     """``workers`` divide into groups of the size ``key``."""
     size = int(value_of(config, key))
     if workers % size:
-        nearest = min(_divisors(workers), key=lambda divisor: (abs(divisor - size), -divisor))
+        nearest = min(divisors(workers), key=lambda divisor: (abs(divisor - size), -divisor))
         raise ConfigError(
             f"{shown(config, key)}: so many workers share the tokens of a sample, but {_counted(workers)} not divide "
             f"into such groups. The nearest value is {key}={nearest}."
@@ -288,7 +284,7 @@ def check_fsdp_size(config: AnyConfig, key: str, workers: int) -> None:
     """``workers`` divide into groups of the size ``key``, or are one group."""
     size = value_of(config, key)
     if size == 0 or (size > 0 and workers % size != 0):
-        sizes = [number for number in range(1, workers + 1) if workers % number == 0]
+        sizes = divisors(workers)
         nearest = min(sizes, key=lambda number: abs(number - size))
         raise ConfigError(
             f"{shown(config, key)}: {workers} workers cannot be divided into groups of {size} that hold one copy of the "

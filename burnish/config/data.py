@@ -49,7 +49,7 @@ class DataConfig(Section):
     """Column with the prompt: messages, or a string."""
     answer_key: str | None = key(None)
     """Column with the right answer; null: `reward_model.ground_truth`, or the column `ground_truth`."""
-    system_prompt: str | None = key(None)
+    system_prompt: str | None = key(None, blank=True)
     """System message that is put before prompts that have none; null: none."""
     reward_fn_key: str = key("data_source")
     """Column that chooses the reward function."""

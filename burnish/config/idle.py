@@ -3,20 +3,29 @@
 from collections.abc import Iterator
 
 from burnish.config import names
-from burnish.config.applied import clip_loss
+from burnish.config.applied import clip_loss, needs_old_log_probs
 from burnish.config.build import shown, value_of
 from burnish.config.checkpoint_checks import unused_of_checkpoints
+from burnish.config.checks import token_bounds_in_use
 from burnish.config.dump_checks import unused_of_dumps
-from burnish.config.idle_sections import idle_sentences, unused_of_adapters, unused_of_layout, unused_of_optimizer
+from burnish.config.idle_sections import (
+    idle_sentences,
+    unused_of_adapters,
+    unused_of_layout,
+    unused_of_optimizer,
+    unused_of_run,
+)
 from burnish.config.profiler_checks import unused_of_profilers
 from burnish.config.reward_manager_checks import unused_of_reward_services
-from burnish.config.reward_model_checks import unused_of_reward_model
+from burnish.config.reward_model_checks import has_reward_pool, unused_of_reward_model
 from burnish.config.schema import leaves
 from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.validation_checks import unused_of_validation
 
 _MODEL = "actor_rollout_ref.model"
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_REF = "actor_rollout_ref.ref"
 _CORRECTION = "algorithm.rollout_correction"
 _OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 
@@ -120,6 +129,7 @@ _LAYOUTS = {
     "actor": f"{_ACTOR}.fsdp_config",
     "ref": "actor_rollout_ref.ref.fsdp_config",
     "critic": "critic.model.fsdp_config",
+    "reward model": "reward.reward_model.model.fsdp_config",
 }
 # Coefficients that ask for nothing where they are 0, beside a switch that is off as well.
 _COEFFICIENTS = (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef")
@@ -150,15 +160,24 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield from _unused_of_rollout(config)
     for model in (_ACTOR, "critic"):
         yield from unused_of_optimizer(config, f"{model}.optim")
-    manager = config.reward.reward_manager
-    own_manager = ":" in manager.name or manager.source == "importlib"
+    if config.algorithm.kl_ctrl.type != "adaptive":
+        for name in ("horizon", "target_kl"):
+            yield f"algorithm.kl_ctrl.{name}", shown(config, "algorithm.kl_ctrl.type")
+    if config.algorithm.pf_ppo.reweight_method != "pow":
+        yield "algorithm.pf_ppo.weight_pow", shown(config, "algorithm.pf_ppo.reweight_method")
+    yield from _unused_of_own_parts(config)
+    own_manager = _has_own_manager(config)
     for key, switch in SWITCHES.items():
         if not value_of(config, switch) and not (own_manager and key.startswith("reward.reward_kwargs.")):
             yield key, shown(config, switch)
     for model in (_MODEL, "critic.model"):
         yield from _unused_of_adapters(config, model)
     yield from _unused_of_layouts(config)
-    yield from _unused_of_samplers(config)
+    yield from _unused_of_data(config)
+    yield from _unused_of_sampling(config)
+    yield from _unused_of_passes(config)
+    yield from unused_of_run(config)
+    yield from unused_of_validation(config)
     yield from unused_of_checkpoints(config)
     yield from unused_of_dumps(config)
     yield from unused_of_profilers(config)
@@ -169,6 +188,27 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     for section in (_ACTOR, "critic"):
         if value_of(config, f"{section}.loss_agg_mode") != "seq-mean-token-sum-norm":
             yield f"{section}.loss_scale_factor", "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
+        if not value_of(config, f"{section}.shuffle"):
+            yield f"{section}.data_loader_seed", shown(config, f"{section}.shuffle")
+
+
+def _has_own_manager(config: PPOTrainerConfig) -> bool:
+    manager = config.reward.reward_manager
+    return ":" in manager.name or manager.source == "importlib"
+
+
+def _unused_of_own_parts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """Keys that parts of the user's own would read."""
+    for key, part in (
+        ("algorithm.custom", "algorithm.adv_estimator"),
+        (f"{_ACTOR}.policy_loss.custom", f"{_ACTOR}.policy_loss.loss_mode"),
+    ):
+        if ":" not in value_of(config, part):
+            yield key, f"{shown(config, part)} is not of your own"
+    if not _has_own_manager(config):
+        yield "reward.reward_kwargs.custom", f"{shown(config, 'reward.reward_manager.name')} is not of your own"
+    if config.reward.custom_reward_function.path is None:
+        yield "reward.custom_reward_function.name", "there is no reward.custom_reward_function.path"
 
 
 def _unused_of_rollout(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -214,8 +254,64 @@ def _unused_of_adapters(config: PPOTrainerConfig, model: str) -> Iterator[tuple[
                 )
 
 
-def _unused_of_samplers(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
-    sampler = config.data.sampler
+def _unused_of_sampling(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """What responses are drawn from, where they are greedy or not sampled at all."""
+    rollout = config.actor_rollout_ref.rollout
+    if config.trainer.replay_rollouts is not None:
+        for name in ("do_sample", "top_p", "top_k", "min_p", "repetition_penalty"):
+            yield (
+                f"{_ROLLOUT}.{name}",
+                f"no responses are sampled to train on ({shown(config, 'trainer.replay_rollouts')})",
+            )
+    for section, sampling in ((_ROLLOUT, rollout), (f"{_ROLLOUT}.val_kwargs", rollout.val_kwargs)):
+        if sampling.do_sample and sampling.temperature > 0:
+            continue
+        greedy = shown(config, f"{section}.{'temperature' if sampling.do_sample else 'do_sample'}")
+        for name in ("top_p", "top_k", "min_p"):
+            yield f"{section}.{name}", f"responses are greedy ({greedy})"
+        if sampling.do_sample:
+            yield f"{section}.do_sample", f"responses are greedy all the same ({greedy})"
+
+
+def _unused_of_passes(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    """Of passes that are not made, and bounds in tokens where all micro-batches are cut by samples."""
+    bounds = {f"{_ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"}
+    bounds |= {"critic.forward_max_token_len_per_gpu"}
+    bounds |= {f"{section}.log_prob_max_token_len_per_gpu" for section in (_ROLLOUT, _REF)}
+    # An estimator of the user's own may read the old log-probs.
+    needs_pass = needs_old_log_probs(config) or ":" in config.algorithm.adv_estimator
+    in_use = {key for _, key in token_bounds_in_use(config) if needs_pass or not key.startswith(_ROLLOUT)}
+    if config.reward.reward_model.enable:
+        in_use.add("reward.reward_model.forward_max_token_len_per_gpu")
+    for key in bounds - _with_followed(in_use, config):
+        yield key, "all that it would bound is cut by samples (*_micro_batch_size_per_gpu) or not computed"
+    if not (config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss):
+        switches = ("algorithm.use_kl_in_reward", f"{_ACTOR}.use_kl_loss")
+        reason = f"there is no reference: {' and '.join(shown(config, key) for key in switches)}"
+        yield from ((key, reason) for key in leaves() if key.startswith(f"{_REF}."))
+    if not needs_pass:
+        bypass = "algorithm.rollout_correction.bypass_mode"
+        reason = shown(config, bypass) if value_of(config, bypass) else "a step is one update, whose own log-probs do"
+        for name in ("micro_batch_size_per_gpu", "use_dynamic_bsz", "max_token_len_per_gpu"):
+            yield f"{_ROLLOUT}.log_prob_{name}", f"no pass for old log-probs is made: {reason}"
+
+
+def _with_followed(keys: set[str], config: PPOTrainerConfig) -> set[str]:
+    """``keys`` and those that give them their values."""
+    found = set()
+    for start in keys:
+        key: str | None = start
+        while key is not None and key not in found:
+            found.add(key)
+            key = None if key in config.set_keys else leaves()[key].follows
+    return found
+
+
+def _unused_of_data(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    data, sampler = config.data, config.data.sampler
+    in_order = sampler.class_path is None and not data.shuffle
+    if in_order and not data.validation_shuffle and not data.dataloader_num_workers:
+        yield "data.seed", f"rows come in the order of the files ({shown(config, 'data.shuffle')})"
     if sampler.class_path is not None:
         yield "data.sampler.name", shown(config, "data.sampler.class_path")
     elif sampler.name != "curriculum":
@@ -227,9 +323,12 @@ def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         yield f"{_LAYOUTS['ref']}.{name}", "a reference is not trained"
     workers = config.trainer.n_gpus_per_node
     one_worker = workers != "auto" and int(workers) * config.trainer.nnodes == 1
+    own_pools = {"critic": config.critic.nnodes > 0, "reward model": has_reward_pool(config)}
     for model, layout in _LAYOUTS.items():
+        if model == "reward model" and not config.reward.reward_model.enable:
+            continue
         why = "one worker" if one_worker else shown(config, f"{layout}.fsdp_size")
-        own_pool = model == "critic" and config.critic.nnodes > 0
+        own_pool = own_pools.get(model, False)
         is_sharded = value_of(config, f"{layout}.fsdp_size") != 1 and (own_pool or not one_worker)
         yield from unused_of_layout(config, layout, is_sharded=is_sharded, why=why)
         if not is_sharded and model == "actor" and config.actor_rollout_ref.rollout.name in ("native", "hf"):
@@ -242,9 +341,14 @@ def _unused_of_layouts(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
 
 def _unused_of_reward_pool(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     """What bounds reward processes, where there are none."""
+    name = config.reward.reward_manager.name
     if config.reward.num_workers == 0:
-        for name in ("timeout", "memory_limit_mb"):
-            yield f"reward.{name}", shown(config, "reward.num_workers")
+        for limit in ("timeout", "memory_limit_mb", "launch_reward_fn_async"):
+            yield f"reward.{limit}", shown(config, "reward.num_workers")
+    if not _has_own_manager(config) and name in ("rate_limited", "remote"):
+        limits = ("timeout",) if name == "rate_limited" else ("timeout", "memory_limit_mb", "num_workers")
+        for limit in limits:
+            yield f"reward.{limit}", shown(config, "reward.reward_manager.name")
     if config.reward.functions:
         for name in ("name", "reward_kwargs"):
             yield f"reward.custom_reward_function.{name}", shown(config, "reward.functions")

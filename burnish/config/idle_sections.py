@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from burnish.config import names
 from burnish.config.build import shown, value_of
+from burnish.config.origin import RESOLVED
 from burnish.config.schema import leaves, root_of
 from burnish.config.settings import is_of_shipped_recipe
 from burnish.config.sft import SFTTrainerConfig
@@ -35,6 +36,16 @@ def _is_default(config: AnyConfig, key: str) -> bool:
     return value == (value_of(config, leaf.follows) if leaf.follows else leaf.default)
 
 
+def without_size(config: AnyConfig, switch: str, size: str) -> Iterator[str]:
+    """A switch that the user set to false, and that became true because there is no size to cut micro-batches by."""
+    origin = config.origins.get(switch)
+    if switch in config.set_keys and origin is not None and origin.giver == RESOLVED:
+        yield (
+            f"{shown(config, switch)} has no effect: without {size} micro-batches are cut by tokens. Set {size} to cut them "
+            f"by samples."
+        )
+
+
 def unused_of_optimizer(config: AnyConfig, optim: str) -> Iterator[tuple[str, str]]:
     """Of the optimizer in the section ``optim``."""
     schedule = value_of(config, f"{optim}.lr_scheduler_type")
@@ -47,9 +58,28 @@ def unused_of_optimizer(config: AnyConfig, optim: str) -> Iterator[tuple[str, st
     for name, schedules in readers.items():
         if schedule not in schedules:
             yield f"{optim}.{name}", f"the schedule in use is {schedule}"
+    shares = {f"{optim}.{name}_ratio": f"{optim}.{name}" for name in ("lr_warmup_steps", "lr_decay_steps")}
+    yield from ((share, shown(config, steps)) for share, steps in shares.items() if value_of(config, steps) >= 0)
+    warms_up_by_share = (
+        value_of(config, f"{optim}.lr_warmup_steps") < 0 < value_of(config, f"{optim}.lr_warmup_steps_ratio")
+    )
+    if schedule == "constant" and not warms_up_by_share:
+        yield f"{optim}.total_training_steps", f"the schedule in use is {schedule}, without a share that warms up"
     optimizer = value_of(config, f"{optim}.optimizer")
     if optimizer in names.OPTIMIZERS_WITHOUT_BETAS:
         yield f"{optim}.betas", f"the optimizer in use is {optimizer}"
+    if ":" in optimizer:
+        yield f"{optim}.optimizer_impl", f"{shown(config, f'{optim}.optimizer')} names its module"
+
+
+def unused_of_run(config: AnyConfig) -> Iterator[tuple[str, str]]:
+    """Of the section ``trainer``, and of what several workers need."""
+    trainer = config.trainer
+    if trainer.total_training_steps is not None:
+        yield "trainer.total_epochs", shown(config, "trainer.total_training_steps")
+    if trainer.controller == "local":
+        for key in ("ray_kwargs.ray_init", "trainer.balance_batch", "nccl_timeout", "actor_rollout_ref.nccl_timeout"):
+            yield key, "the one worker runs in the driver's process (trainer.controller=local)"
 
 
 def unused_of_adapters(config: AnyConfig, model: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import logging
 import numbers
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,7 @@ from burnish.config.sft import SFTTrainerConfig
 from burnish.config.sft_checks import check_sft, sft_notices
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.trees import RL, SFT, Tree
-from burnish.config.values import near
+from burnish.config.values import is_null, near
 from burnish.utils.errors import ConfigError
 
 logger = logging.getLogger("burnish.config")
@@ -147,7 +147,8 @@ def _settings(
             continue
         override = parse(item, tree)
         if isinstance(override, Override) and override.key_or_group == "recipe":
-            recipe = str(override.value())
+            chosen_recipe = override.value()
+            recipe = None if chosen_recipe is None else str(chosen_recipe)
         elif isinstance(override, Override) and _is_group(override, folders):
             groups.append(item.lstrip("+"))
         else:
@@ -246,15 +247,58 @@ def _compose(name: str, groups: list[str], folders: Sequence[Path], kind: str, t
                     raise
                 # A group that the file's defaults list does not name is put on top of the file.
                 composed = compose(name, [search, *(f"+{group}" for group in groups)])
-        except (HydraException, OmegaConfBaseException) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ConfigError(f"{kind}={name}: the file cannot be composed: {reason}.") from error
+        # Hydra lets some errors of the file through as they are: bytes that are no UTF-8, a list of defaults that is none.
+        except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
+            raise ConfigError(f"{kind}={name}: the file cannot be composed: {_reason(error)}.") from error
         except yaml.YAMLError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{kind}={name}: the file is not valid YAML: {reason}.") from error
     values = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(values, dict)
-    return list(settings_of("", values, source=" + ".join([f"{name}.yaml", *groups]), tree=tree))
+    settings = settings_of("", values, source=" + ".join([f"{name}.yaml", *groups]), tree=tree)
+    chosen = [group.partition("=") for group in groups]
+    places = [(group, folder / group / f"{choice}.yaml") for group, _, choice in chosen for folder in reversed(folders)]
+    return _as_written(settings, [("", home / f"{name}.yaml"), *places])
+
+
+def _reason(error: BaseException) -> str:
+    """The first line that an error or its cause says, without a full stop."""
+    said = (str(error) or str(error.__cause__ or "") or type(error).__name__).strip().splitlines()
+    return said[0].rstrip(".")
+
+
+def _as_written(settings: Iterable[Setting], files: Iterable[tuple[str, Path]]) -> list[Setting]:
+    """Settings with the text that the files have: a key that takes text means 2024_01, 007 or on, of which YAML makes a number
+    or a truth value.
+
+    Args:
+        files: the section that their keys are below, and where each may be; the last one counts.
+    """
+    written: dict[str, str] = {}
+    for section, file in files:
+        if file.is_file():
+            written |= _plain_scalars(yaml.compose(file.read_text("utf-8-sig"), Loader=yaml.SafeLoader), section)
+
+    def read_as(text: str) -> Any:
+        return OmegaConf.to_container(OmegaConf.create(f"- {text}"))[0]  # type: ignore[index]
+
+    found = []
+    for setting in settings:
+        text = written.get(setting.typed)
+        is_it = text is not None and isinstance(setting.value, bool | int | float) and read_as(text) == setting.value
+        found.append(replace(setting, text=text) if is_it and text is not None else setting)
+    return found
+
+
+def _plain_scalars(node: yaml.Node | None, prefix: str) -> dict[str, str]:
+    """What stands without quotes below a node, by its dotted name."""
+    found: dict[str, str] = {}
+    if isinstance(node, yaml.ScalarNode) and node.style is None:
+        found[prefix] = node.value
+    elif isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            found |= _plain_scalars(value, f"{prefix}.{name.value}" if prefix else str(name.value))
+    return found
 
 
 def _quoted(text: str) -> str:
@@ -270,15 +314,23 @@ def _resolve(settings: Settings) -> dict[str, Any]:
     """
     tree: dict[str, Any] = {}
     leaves, sections = settings.tree.leaves, settings.tree.sections
+    for setting in settings.by_key.values():
+        if setting.value == "???":
+            raise ConfigError(
+                f"{setting.shown}: ??? stands for a value that is still to be given. Set {setting.typed}."
+            )
     for path, leaf in leaves.items():
         _insert(tree, path, copy.deepcopy(leaf.default))
     for key, setting in {**settings.inert, **settings.by_key}.items():
         if key in settings.by_key or (key not in leaves and key not in sections):
             _insert(tree, key, copy.deepcopy(setting.value))
     for path, leaf in leaves.items():
-        if leaf.follows is not None and _look_up(tree, path) is None:
+        if leaf.follows is not None and is_null(_look_up(tree, path), leaf):
             _insert(tree, path, f"${{{leaf.follows}}}")
-    root = OmegaConf.create(tree)
+    try:
+        root = OmegaConf.create(tree)
+    except OmegaConfBaseException as error:
+        raise _unreadable(error, settings) from error
     values = {}
     for path in leaves:
         values[path] = _look_up(tree, path)
@@ -288,9 +340,24 @@ def _resolve(settings: Settings) -> dict[str, Any]:
             value = OmegaConf.select(root, path, throw_on_resolution_failure=True)
             values[path] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except (OmegaConfBaseException, ValueError) as error:
-            shown = settings.by_key[path].shown if path in settings.by_key else path
+            source = path
+            while source not in settings.by_key and leaves[source].follows is not None:
+                source = str(leaves[source].follows)
+            shown = settings.by_key[source].shown if source in settings.by_key else path
             raise ConfigError(f"{shown}: the reference cannot be looked up. {str(error).splitlines()[0]}.") from error
     return values
+
+
+def _unreadable(error: OmegaConfBaseException, settings: Settings) -> ConfigError:
+    """For a value that begins a reference, as ``${``, and does not end it."""
+    # Of an item of a list, the list.
+    key = str(error.full_key).partition("[")[0]
+    set_here = {**settings.inert, **settings.by_key}
+    shown = set_here[key].shown if key in set_here else key
+    return ConfigError(
+        f"{shown}: ${{ begins a reference to another key, and this is none. A reference is written ${{trainer.seed}}; text "
+        f"that holds ${{ is written with a backslash before it: \\${{."
+    )
 
 
 def _look_up(tree: dict[str, Any], path: str) -> Any:

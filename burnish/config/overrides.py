@@ -46,7 +46,8 @@ def parse(text: str, tree: Tree = RL) -> Override | str:
             ways.append(f" A list is written '{name}=[{value}]'.")
         if leaf is None or is_text(leaf):
             ways.append(f" Text with a comma is written '{name}=\"{value}\"'.")
-        raise ConfigError(f"{text}: this names several values, and one run has one.{''.join(ways)}")
+        advice = "".join(ways) or " Give one of them; a loop of the shell runs over several."
+        raise ConfigError(f"{text}: this names several values, and one run has one.{advice}")
     return override
 
 

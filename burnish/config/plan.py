@@ -7,7 +7,7 @@ from burnish.config.actor_rollout_ref import FSDPActorConfig, FSDPEngineConfig
 from burnish.config.algorithm import AlgoConfig
 from burnish.config.critic import FSDPCriticConfig
 from burnish.config.rejection import weight_bounds
-from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.trainer import PPOTrainerConfig, TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +68,7 @@ class BatchPlan:
         reward: what is done to the scores; empty if nothing.
         log_prob: where the old log-probs come from, and how they are corrected.
         loss: the policy loss with its advantages and its aggregation, as they really apply.
+        unsaved: that no checkpoint is written; empty where one is, or where nothing is trained.
     """
 
     prompts: int
@@ -83,6 +84,7 @@ class BatchPlan:
     reward: str
     log_prob: str
     loss: str
+    unsaved: str
 
     @property
     def samples(self) -> int:
@@ -115,6 +117,8 @@ class BatchPlan:
         lines.append(self.actor.render("actor"))
         lines.append(f"loss     {self.loss}")
         lines.append(f"KL       {self.kl}")
+        if self.unsaved:
+            lines.append(f"saved    {self.unsaved}")
         return "\n".join(["One step:", *(f"  {line}" for line in lines)])
 
 
@@ -150,6 +154,7 @@ def batch_plan(config: PPOTrainerConfig, world_size: int) -> BatchPlan:
         reward=_reward(config),
         log_prob=_log_prob(config),
         loss=_loss(config),
+        unsaved=_unsaved(config.trainer),
     )
 
 
@@ -161,6 +166,12 @@ def _kl_path(config: PPOTrainerConfig) -> str:
     if actor.use_kl_loss:
         parts.append(f"in the loss ({actor.kl_loss_type}, {actor.kl_loss_coef:g})")
     return " and ".join(parts) if parts else "none, so there is no reference policy"
+
+
+def _unsaved(trainer: TrainerConfig) -> str:
+    if trainer.save_freq > 0 or trainer.val_only:
+        return ""
+    return f"no checkpoint, so the policy ends with the run (trainer.save_freq={trainer.save_freq})"
 
 
 def _filter(config: PPOTrainerConfig) -> str:

@@ -125,13 +125,13 @@ PROFILED_SECTIONS = (
     "critic",
     "reward.reward_model",
 )
-"""The sections that have a `profiler`."""
+"""The sections of reinforcement learning that have a `profiler`."""
 
 
-def profiler_leaves(section: str) -> Iterator[str]:
-    """The names of a profiler's keys, below ``section``.profiler, but its switch."""
-    yield from (f"{section}.profiler.{name}" for name in ("tool", "all_ranks", "ranks", "save_path"))
+def profiler_leaves(profiler: str) -> Iterator[str]:
+    """The names of the keys of ``profiler``, but its switch."""
+    yield from (f"{profiler}.{name}" for name in ("tool", "all_ranks", "ranks", "save_path"))
     for name in ("torch.contents", "torch.discrete"):
-        yield f"{section}.profiler.tool_config.{name}"
+        yield f"{profiler}.tool_config.{name}"
     for name in ("trace_alloc_max_entries", "context", "stacks"):
-        yield f"{section}.profiler.tool_config.torch_memory.{name}"
+        yield f"{profiler}.tool_config.torch_memory.{name}"

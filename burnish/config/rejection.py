@@ -83,7 +83,7 @@ def parse_rejection(rollout_rs: str | None, rollout_rs_threshold: str | float | 
     Args:
         rollout_rs: a comma list of names in `RULES`; all of them must accept.
         rollout_rs_threshold: bounds for all of them, or a comma list with one each: for k1 "lower_upper" ratios, or one
-            number v, which means 1/v to v (or v to 1/v); for k2 and k3 an upper bound.
+            number v of at least 1, which means 1/v to v; for k2 and k3 an upper bound.
 
     Raises:
         ConfigError: a name or a bound that is none, a name that is listed twice, another number of bounds than names,
@@ -164,7 +164,13 @@ def _rule(name: str, text: str) -> RejectionRule:
         return RejectionRule(level=level, estimator=estimator, lower=None, upper=numbers[0])
     if len(numbers) > 2:
         raise ConfigError(f"{given} has {len(numbers)} numbers: give lower_upper, as {_usual_threshold(name)}.")
-    lower, upper = sorted((numbers[0], 1.0 / numbers[0])) if len(numbers) == 1 else numbers
+    if len(numbers) == 1 and numbers[0] < 1.0:
+        raise ConfigError(
+            f"{given} is one number, so the largest ratio that is accepted, but it is below 1. Set {1 / numbers[0]:.6g} for "
+            f"{numbers[0]:g}_{1 / numbers[0]:.6g}, or give both bounds, as {_usual_threshold(name)}. (In a YAML file and in "
+            f"Python two bounds stand in quotes: both read 0.5_2 as the number 0.52.)"
+        )
+    lower, upper = (1.0 / numbers[0], numbers[0]) if len(numbers) == 1 else numbers
     if not lower <= 1.0 <= upper:
         raise ConfigError(
             f"{given} leaves out the ratio 1, which every token has where the two policies agree: lower is at most 1 "

@@ -97,7 +97,7 @@ def unused_of_reward_model(config: PPOTrainerConfig) -> Iterator[tuple[str, str]
         yield f"{_MODEL}.forward_max_token_len_per_gpu", shown(config, f"{_MODEL}.micro_batch_size_per_gpu")
     if model.function_weight == 0:
         reason = "the reward model's score is the score (reward.reward_model.function_weight=0)"
-        prefixes = ("reward.reward_kwargs.", "reward.reward_manager.")
+        prefixes = ("reward.reward_kwargs.", "reward.reward_manager.", "reward.sandbox.", "reward.sandbox_fusion.")
         names = ("num_workers", "timeout", "memory_limit_mb", "launch_reward_fn_async")
         for key in leaves():
             if key.startswith(prefixes) or key in {f"reward.{name}" for name in names}:

@@ -17,7 +17,7 @@ class JudgeConfig(Section):
     """The model's name on that server."""
     api_key_env: str | None = key(None)
     """Name of the environment variable that holds the API key; the key itself is never written into a configuration."""
-    system: str | None = key(None)
+    system: str | None = key(None, blank=True)
     """The judge's system prompt."""
     template: str | None = key(None)
     """What it is asked, a jinja2 template or a file of one (`.jinja`, `.j2`), with `question`, `response`, `ground_truth`,

@@ -2,6 +2,7 @@
 
 from burnish.config.build import shown, value_of
 from burnish.config.trainer import PPOTrainerConfig
+from burnish.config.values import divisors
 from burnish.utils.errors import ConfigError
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -72,7 +73,7 @@ def check_engine_workers(config: PPOTrainerConfig) -> None:
         others = 1 if name == "data_parallel_size" else rollout.data_parallel_size
         if workers % (size * others) == 0:
             continue
-        legal = [number for number in range(1, workers + 1) if workers % (number * others) == 0]
+        legal = [number for number in divisors(workers) if workers % (number * others) == 0]
         nearest = min(legal, key=lambda number: (abs(number - size), -number))
         beside = f" (times {shown(config, f'{_ROLLOUT}.data_parallel_size')})" if others > 1 else ""
         raise ConfigError(

@@ -39,7 +39,7 @@ def key(
         planned: names that mean something but do not exist in burnish yet; they are refused with that word.
         impossible: names that mean something in the field and will not exist in burnish, with the reason.
         plug_in: whether ``package.module:attribute`` is allowed besides the choices.
-        blank: whether white space alone is an item of a list of text.
+        blank: whether an empty text is a value, or white space alone an item of a list of text.
         ge, gt, le, lt: bounds of a number, or of every number of a list.
     """
     rules = {

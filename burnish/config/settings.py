@@ -8,7 +8,7 @@ from typing import Any
 from burnish.config import rules
 from burnish.config.schema import Leaf
 from burnish.config.trees import RL, SFT, Tree
-from burnish.config.values import likeness, show
+from burnish.config.values import allowed, likeness, show
 from burnish.utils.errors import ConfigError
 from burnish.utils.secrets import redact_text
 
@@ -179,6 +179,11 @@ def open_dict(key: str, tree: Tree = RL) -> Leaf | None:
 def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
     """The error for a key that nobody knows, with the keys that were probably meant."""
     message = f"{setting.shown}: there is no key {setting.typed}."
+    parent = setting.key.rpartition(".")[0]
+    if parent in tree.leaves:
+        return ConfigError(
+            f"{setting.shown}: {parent} is a key with one value, and has none below it. {allowed(tree.leaves[parent])}"
+        )
     owner = next((other for other in (RL, SFT) if setting.typed in other.leaves), None)
     if owner is not None:
         return ConfigError(f"{message} It is one of {owner.command}.")
@@ -197,6 +202,9 @@ def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
 
 def suggest(typed: str, tree: Tree = RL) -> list[str]:
     """Up to three known keys that look like ``typed``; the last word counts most, as sections are often left out."""
+    meant = [key for key in rules.BARE_NAMES.get(typed, ()) if key in tree.leaves]
+    if meant:
+        return meant
     section, _, last = typed.rpartition(".")
     scores = {}
     for key in dict.fromkeys([*tree.leaves, *tree.rules.known_names()]):

@@ -7,6 +7,7 @@ from typing import Any
 
 from burnish.config.actor_rollout_ref import CheckpointConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from burnish.config.data import CustomClassConfig
+from burnish.config.profiler import GlobalProfilerConfig, ProfilerConfig
 from burnish.config.section import Section, key, not_a_key, section
 from burnish.config.trainer import RayKwargsConfig, TrainerConfig
 
@@ -35,7 +36,7 @@ class SFTDataConfig(Section):
     """Column with the schemas of the tools that a conversation may use; rows need not have it."""
     enable_thinking_key: str = key("enable_thinking")
     """Column that says whether the chat template is asked for thinking; rows need not have it."""
-    system_prompt: str | None = key(None)
+    system_prompt: str | None = key(None, blank=True)
     """System message that is put before conversations that have none; null: none."""
     apply_chat_template_kwargs: dict[str, Any] = key({})
     """Further arguments of the chat template (`enable_thinking` and the like)."""
@@ -115,6 +116,10 @@ class SFTTrainerConfig(Section):
     """Contents of checkpoints."""
     trainer: SFTRunConfig = section(SFTRunConfig)
     """The run."""
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Recording the model's workers."""
+    global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
+    """Recording steps, to look at them afterwards."""
     nccl_timeout: int = key(600, ge=1)
     """Seconds after which a collective operation between workers that does not end is an error."""
     ray_kwargs: RayKwargsConfig = section(RayKwargsConfig)

@@ -5,8 +5,17 @@ from collections.abc import Iterator
 from burnish.config.build import shown
 from burnish.config.checkpoint_checks import check_checkpoints, unused_of_checkpoints
 from burnish.config.checks import check_fsdp_size, check_named_together, check_optimizer, check_sharing_size
-from burnish.config.idle_sections import idle_sentences, unused_of_adapters, unused_of_layout, unused_of_optimizer
+from burnish.config.idle_sections import (
+    idle_sentences,
+    unused_of_adapters,
+    unused_of_layout,
+    unused_of_optimizer,
+    unused_of_run,
+    without_size,
+)
+from burnish.config.profiler_checks import check_profilers, settle_profilers, unused_of_profilers
 from burnish.config.sft import SFTTrainerConfig
+from burnish.config.validation_checks import unused_of_validation
 from burnish.utils.errors import ConfigError
 
 
@@ -18,11 +27,13 @@ def check_sft(config: SFTTrainerConfig, *, train_rows_given: bool = False) -> No
     """
     if config.data.micro_batch_size_per_gpu is None:
         config.data.use_dynamic_bsz = True
+    settle_profilers(config)
     check_optimizer(config, "optim")
     _check_columns(config)
     _check_batches(config)
     check_sft_workers(config)
     check_checkpoints(config)
+    check_profilers(config)
     check_named_together(config, "data.custom_cls.path", "data.custom_cls.name")
     if not config.data.train_files and not train_rows_given:
         raise ConfigError("data.train_files is not set: name at least one file to train on.")
@@ -87,7 +98,8 @@ def sft_idle_keys(config: SFTTrainerConfig) -> dict[str, str]:
 
 def sft_notices(config: SFTTrainerConfig) -> list[str]:
     """The same as sentences, one for each reason."""
-    return list(idle_sentences(config, sft_idle_keys(config)))
+    cut = without_size(config, "data.use_dynamic_bsz", "data.micro_batch_size_per_gpu")
+    return [*idle_sentences(config, sft_idle_keys(config)), *cut]
 
 
 def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -103,10 +115,11 @@ def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
         yield "data.messages_key", f"rows have one answer ({shown(config, 'data.response_key')})"
     if not data.shuffle and not data.num_workers:
         yield "data.seed", f"rows come in the order of the files ({shown(config, 'data.shuffle')})"
+    yield from unused_of_run(config)
+    yield from unused_of_validation(config)
     yield from unused_of_checkpoints(config)
+    yield from unused_of_profilers(config)
     yield from unused_of_optimizer(config, "optim")
-    if config.optim.lr_warmup_steps >= 0:
-        yield "optim.lr_warmup_steps_ratio", shown(config, "optim.lr_warmup_steps")
     yield from unused_of_adapters(config, "model")
     one_worker = trainer.n_gpus_per_node != "auto" and int(trainer.n_gpus_per_node) * trainer.nnodes == 1
     why = "one worker" if one_worker else shown(config, "engine.fsdp_size")

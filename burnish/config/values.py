@@ -41,11 +41,11 @@ def coerce(value: Any, leaf: Leaf, shown: str, text: str | None = None) -> Any:
     Raises:
         ConfigError: names the key and value as typed, the rule and the nearest legal value.
     """
-    if value is None or (isinstance(value, str) and value.lower() in _NULL and _takes_null_word(value, leaf)):
+    if is_null(value, leaf):
         if leaf.accepts(list) and not leaf.nullable:
             return []
         if not leaf.nullable:
-            raise ConfigError(f"{shown}: the key cannot be null. {_allowed(leaf)}")
+            raise ConfigError(f"{shown}: the key cannot be null. {allowed(leaf)}")
         return None
     value = _to_type(value, leaf, shown, text)
     _check_empty(value, leaf, shown)
@@ -53,6 +53,11 @@ def coerce(value: Any, leaf: Leaf, shown: str, text: str | None = None) -> Any:
         _check_choice(item, leaf, shown)
         _check_bounds(item, leaf, shown)
     return value
+
+
+def is_null(value: Any, leaf: Leaf) -> bool:
+    """Whether ``value`` is null, or a word for it where the key takes one."""
+    return value is None or (isinstance(value, str) and value.lower() in _NULL and _takes_null_word(value, leaf))
 
 
 def is_text(leaf: Leaf) -> bool:
@@ -70,6 +75,12 @@ def likeness(one: str, other: str) -> float:
     """From 0 to 1, whatever the case and dashes."""
     first, second = (word.lower().replace("-", "_") for word in (one, other))
     return difflib.SequenceMatcher(None, first, second).ratio()
+
+
+def divisors(number: int) -> list[int]:
+    """Those of a number of prompts or workers, in order; beyond a square of a million not all of them."""
+    small = [size for size in range(1, min(math.isqrt(number), 1_000_000) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def show(value: Any) -> str:
@@ -103,9 +114,9 @@ def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
         value = next(item for item in value if _convert(item, leaf.item_type, leaf) is None)
         shown, kinds = f"{shown}: item {show(value)}", (leaf.item_type,)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{shown}: the value must be finite. {_allowed(leaf)}")
+        raise ConfigError(f"{shown}: the value must be finite. {allowed(leaf)}")
     given, wanted = _KIND_NAMES.get(type(value), "this"), " or ".join(_KIND_NAMES[kind] for kind in kinds)
-    raise ConfigError(f"{shown}: {given} is given where {wanted} belongs. {_allowed(leaf)}")
+    raise ConfigError(f"{shown}: {given} is given where {wanted} belongs. {allowed(leaf)}")
 
 
 def _convert(value: Any, kind: type, leaf: Leaf, text: str | None = None) -> Any:
@@ -121,7 +132,7 @@ def _convert(value: Any, kind: type, leaf: Leaf, text: str | None = None) -> Any
         return text if text is not None else show(value) if isinstance(value, bool | int | float) else None
     if kind is dict:
         return {str(name): entry for name, entry in value.items()} if isinstance(value, dict) else None
-    return _to_list(value, leaf)
+    return _to_list(value, leaf, text)
 
 
 def _to_number(value: Any, kind: type) -> Any:
@@ -139,22 +150,26 @@ def _to_number(value: Any, kind: type) -> Any:
     return int(value) if value == int(value) else None
 
 
-def _to_list(value: Any, leaf: Leaf) -> list[Any] | None:
+def _to_list(value: Any, leaf: Leaf, text: str | None) -> list[Any] | None:
     if isinstance(value, str) and value.strip().startswith("["):
         # A list inside quotes, as scripts write it: "['a.parquet', 'b.parquet']".
         inner = value.strip().removeprefix("[").removesuffix("]")
         value = [item.strip().strip("'\"") for item in inner.split(",") if item.strip()]
-    items = list(value) if isinstance(value, list | tuple) else [value]
-    converted = [_convert(item, leaf.item_type, leaf) for item in items]
+    # The text is that of the whole value: an object whose keys were set one by one has none.
+    text = text if isinstance(value, bool | int | float) else None
+    items = [(item, None) for item in value] if isinstance(value, list | tuple) else [(value, text)]
+    converted = [_convert(item, leaf.item_type, leaf, its_text) for item, its_text in items]
     return None if any(item is None for item in converted) else converted
 
 
 def _check_empty(value: Any, leaf: Leaf, shown: str) -> None:
-    """A list of text, such as files, has no empty items, and none of white space where that means nothing."""
+    """Text and lists of text, such as files, are not empty, nor white space where that means nothing."""
+    if isinstance(value, str) and is_text(leaf) and not leaf.blank and not value.strip():
+        raise ConfigError(f"{shown}: the value is empty. Is a variable of the shell empty? {allowed(leaf)}")
     if not isinstance(value, list) or not is_text(leaf):
         return
     if any(isinstance(item, str) and not (item if leaf.blank else item.strip()) for item in value):
-        raise ConfigError(f"{shown}: an empty text is no item of this list. {_allowed(leaf)}")
+        raise ConfigError(f"{shown}: an empty text is no item of this list. {allowed(leaf)}")
 
 
 def _check_choice(item: Any, leaf: Leaf, shown: str) -> None:
@@ -195,7 +210,7 @@ def _check_bounds(item: Any, leaf: Leaf, shown: str) -> None:
             raise ConfigError(f"{shown}: the value must be {rule}.{nearest}")
 
 
-def _allowed(leaf: Leaf) -> str:
+def allowed(leaf: Leaf) -> str:
     """What one could set instead, in words."""
     if leaf.choices:
         return f"There is: {', '.join(leaf.choices)}."

@@ -85,7 +85,7 @@ def estimator(name: str, *more: str, n: int = 4) -> list[str]:
             "look like bounds",
         ),
         (estimator("grpo", f"{FILTER}.enable=true"), r"filter_groups\.enable=true needs .*acc, score, seq_reward or any"),
-        (estimator("grpo", f"{FILTER}.enable=true", f"{FILTER}.metric=''"), "Set algorithm.filter_groups.metric=acc"),
+        (estimator("grpo", f"{FILTER}.enable=true", f"{FILTER}.metric=null"), "Set algorithm.filter_groups.metric=acc"),
         (
             estimator("remax", f"{FILTER}.enable=true", f"{FILTER}.metric=acc", n=1),
             r"filter_groups\.enable=true and .*rollout\.n=1: .*Set actor_rollout_ref\.rollout\.n=2",

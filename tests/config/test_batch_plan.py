@@ -45,6 +45,13 @@ def test_the_plan_says_where_the_kl_goes():
     assert "in the reward (kl, fixed 0.001) and in the loss (low_var_kl, 0.001)" in batch_plan(both, 1).render()
 
 
+def test_the_plan_says_that_a_policy_is_not_saved():
+    lost = "saved    no checkpoint, so the policy ends with the run (trainer.save_freq=-1)"
+    assert lost in batch_plan(load_config([]), 1).render()
+    for saved in ("trainer.save_freq=5", "trainer.val_only=true"):
+        assert "saved  " not in batch_plan(load_config([saved]), 1).render()
+
+
 CORRECTION = "algorithm.rollout_correction"
 ONE_UPDATE = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=5"]
 

@@ -127,3 +127,43 @@ def test_a_file_is_named_by_its_path_whatever_characters_that_has(tmp_path):
 def test_an_empty_section_of_a_file_sets_nothing(tmp_path):
     (tmp_path / "mine.yaml").write_text("trainer:\n")
     assert load_config(config_name="mine", config_path=str(tmp_path)).trainer.seed == 42
+
+
+@pytest.mark.parametrize("text", ["2024_01", "007", "on", "1e3", "12:30:00", "1.10", "0x1F"])
+def test_a_key_that_takes_text_has_what_the_file_says_and_not_the_number_that_yaml_makes_of_it(text, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        f"trainer: {{experiment_name: {text}}}\ndata:\n  val_files: {text}\n", encoding="utf-8"
+    )
+    config = load_config([], config_name="mine", config_path=str(tmp_path))
+    assert config.trainer.experiment_name == text
+    assert config.data.val_files == [text]
+
+
+def test_two_bounds_without_quotes_are_two_in_a_file_and_in_a_group_of_it(tmp_path):
+    (tmp_path / "algorithm").mkdir()
+    file = "rollout_correction: {rollout_rs: token_k1, rollout_rs_threshold: 0.5_2}\n"
+    (tmp_path / "algorithm" / "mine.yaml").write_text(file, encoding="utf-8")
+    (tmp_path / "whole.yaml").write_text(f"algorithm:\n  {file}", encoding="utf-8")
+    for overrides, name in ((["algorithm=mine"], None), ([], "whole")):
+        config = load_config(overrides, config_name=name or "ppo_trainer", config_path=str(tmp_path))
+        assert config.algorithm.rollout_correction.rollout_rs_threshold == "0.5_2"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"trainer:\n  experiment_name: \xe9\n", "can't decode byte 0xe9"),
+        (b"trainer:\n  seed: ${\n", "no viable alternative"),
+        (b"defaults: nope\n", "defaults must be a list"),
+        (b"null: 2\n", "Incompatible key type"),
+        (
+            b"trainer:\n  seed: ${nope}\n",
+            r"trainer\.seed=\$\{nope\} \(in mine\.yaml\): the reference cannot be looked up",
+        ),
+        (b"trainer:\n  experiment_name: ???\n", r"still to be given\. Set trainer\.experiment_name"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_an_error_in_one_sentence(content, says, tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^.*{says}.*$"):
+        load_config([], config_name="mine", config_path=str(tmp_path))

@@ -6,9 +6,10 @@ import pytest
 
 from burnish.config import load_with_notices
 from burnish.config.load import parse, to_settings
-from burnish.config.rules import rename
+from burnish.config.rules import BARE_NAMES, rename
 from burnish.config.schema import leaves
 from burnish.config.settings import Settings, is_known, suggest
+from burnish.config.trees import RL, SFT
 from burnish.config.values import show
 from burnish.utils.errors import ConfigError
 
@@ -48,6 +49,15 @@ def test_a_misspelt_last_word_is_unknown_and_the_right_one_is_named():
         with pytest.raises(ConfigError, match="there is no key"):
             Settings().apply(to_settings(f"{typo}=1", parse(f"{typo}=1")))
         assert any(suggestion.rpartition(".")[2] == last for suggestion in suggest(typo)), (typo, suggest(typo))
+
+
+def test_names_of_other_trainers_lead_to_keys_that_exist():
+    for name, keys in BARE_NAMES.items():
+        assert all(any(key in tree.leaves for tree in (RL, SFT)) for key in keys), name
+        assert not any(is_known(rename(name), tree) for tree in (RL, SFT)), name
+    assert suggest("max_steps") == suggest("max_steps", SFT) == ["trainer.total_training_steps"]
+    assert suggest("model") == ["actor_rollout_ref.model.path"]
+    assert suggest("model", SFT) == ["model.path"]
 
 
 @pytest.mark.parametrize("prefix", ["", "+", "++", "~"])

@@ -11,6 +11,7 @@ REF = "actor_rollout_ref.ref.fsdp_config"
 CRITIC = "critic.model.fsdp_config"
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 TWO = ["trainer.n_gpus_per_node=2", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+KL = "actor_rollout_ref.actor.use_kl_loss=true"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +76,9 @@ def test_a_number_that_does_not_is_an_error_that_names_those_that_do(size, neare
         ),
         (["trainer.n_gpus_per_node=1"], f"{ACTOR}.offload_policy=true", "one worker"),
         ([*TWO, f"{ACTOR}.fsdp_size=1"], f"{ACTOR}.defer_gradient_sync=true", f"({ACTOR}.fsdp_size=1)"),
-        ([*TWO, f"{REF}.fsdp_size=1"], f"{REF}.reshard_after_forward=false", f"({REF}.fsdp_size=1)"),
+        ([*TWO, KL, f"{REF}.fsdp_size=1"], f"{REF}.reshard_after_forward=false", f"({REF}.fsdp_size=1)"),
         (["trainer.n_gpus_per_node=1"], f"{BUCKET}=64", "one worker"),
-        (TWO, f"{REF}.optimizer_offload=true", "a reference is not trained"),
+        ([*TWO, KL], f"{REF}.optimizer_offload=true", "a reference is not trained"),
         (
             [*TWO, f"{ACTOR}.offload_policy=true"],
             f"{ACTOR}.param_offload=true",
@@ -105,7 +106,7 @@ def test_a_key_that_the_layout_leaves_without_effect_is_told(overrides, idle, re
     ],
 )
 def test_on_two_workers_the_keys_act(key):
-    assert not [text for text in load_with_notices([*TWO, "critic.enable=true", key]).notices if key in text]
+    assert not [text for text in load_with_notices([*TWO, KL, "critic.enable=true", key]).notices if key in text]
 
 
 def test_a_copy_shared_by_more_workers_than_auto_finds_is_refused_before_anything_starts(monkeypatch):

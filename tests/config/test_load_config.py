@@ -102,6 +102,13 @@ def test_what_is_typed_becomes_a_value_of_the_keys_type(key, typed, value):
         ("data=null.yaml", "data is a section, not a key. Below it are: train_files"),
         ("trainer.project_name=${trainer.nonsense}", "Interpolation key 'trainer.nonsense' not found"),
         ("trainer.project_name=${oc.env:BURNISH_NO_SUCH}", "Environment variable 'BURNISH_NO_SUCH' not found"),
+        ("trainer.project_name='${'", r"text that holds ${ is written with a backslash before it: \${"),
+        ("data.train_files=['${']", "begins a reference to another key, and this is none"),
+        ("trainer.project_name=???", "??? stands for a value that is still to be given. Set trainer.project_name"),
+        ("trainer.default_local_dir=", "the value is empty. Is a variable of the shell empty?"),
+        ("reward.custom_reward_function.path=' '", "the value is empty"),
+        ("actor_rollout_ref.actor.clip_ratio.low=1", "clip_ratio is a key with one value, and has none below it"),
+        ("data.seed=1,2", "Give one of them"),
         ("actor_rollout_ref.actor.kl_loss_type=full", "is refused: it needs the logits of the whole vocabulary"),
     ],
 )
@@ -109,6 +116,22 @@ def test_an_error_names_the_key_as_typed_and_the_way_out(override, message):
     text = error_of(override)
     assert text.startswith(override)
     assert message in text
+
+
+@pytest.mark.parametrize("word", ["null", "None", "'null'"])
+def test_a_word_for_null_follows_as_null_does(word):
+    keys = ["actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.rollout.prompt_length", "data.seed"]
+    config = load_config([f"{key}={word}" for key in keys])
+    assert config.actor_rollout_ref.actor.clip_ratio_low == 0.2
+    assert (config.actor_rollout_ref.rollout.prompt_length, config.data.seed) == (512, 42)
+
+
+@pytest.mark.parametrize("size", [1_000_000_007, 10**12 + 39])
+def test_a_size_of_millions_of_prompts_is_answered_with_the_nearest_that_divides(size):
+    # In as many steps as its square root.
+    assert "The nearest value is actor_rollout_ref.actor.ppo_mini_batch_size=1." in error_of(
+        f"data.train_batch_size={size}"
+    )
 
 
 def test_a_forgotten_section_is_found():
@@ -259,3 +282,15 @@ def test_the_critics_divisor_follows_the_policys_unless_it_has_its_own():
     assert load_with_notices(given).config.critic.loss_scale_factor == 64
     assert load_with_notices([*given, "critic.loss_scale_factor=32"]).config.critic.loss_scale_factor == 32
     assert load_with_notices(given[:-1]).config.critic.loss_scale_factor is None
+
+
+def test_sets_with_names_take_the_place_of_a_list_that_was_set_before():
+    config = load_config(
+        [
+            "actor_rollout_ref.model.path=m",
+            "data.train_files=a",
+            "data.val_files=[x]",
+            "data.val_files={one:/a,two:[/b]}",
+        ]
+    )
+    assert config.data.val_files == {"one": "/a", "two": ["/b"]}

@@ -42,7 +42,11 @@ def test_a_value_that_means_nothing_is_refused(key, value):
             "lora_adapter_path=/adapter",
         ),
         (
-            [f"{MODEL}.lora_rank=8", "actor_rollout_ref.ref.fsdp_config.param_offload=true"],
+            [
+                f"{MODEL}.lora_rank=8",
+                "actor_rollout_ref.actor.use_kl_loss=true",
+                "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+            ],
             "actor_rollout_ref.ref.fsdp_config.param_offload=true",
             "the reference is the actor without its adapters",
         ),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from burnish.config import RolloutCorrectionConfig, load_config, names
 from burnish.config.rejection import PRESETS, RULES, RejectionRule, parse_rejection, weight_bounds
@@ -30,9 +31,14 @@ def test_no_rule_is_no_rule_whatever_the_threshold():
 def test_k1_takes_two_ratios_or_one_that_stands_for_both():
     assert bounds("token_k1", "0.6_1.4") == (0.6, 1.4)
     assert bounds("seq_sum_k1", 2.0) == bounds("seq_sum_k1", "2") == bounds("seq_sum_k1", 2) == (0.5, 2.0)
-    assert bounds("seq_sum_k1", 0.25) == bounds("seq_sum_k1", "0.25") == (0.25, 4.0)
     assert bounds("seq_mean_k1", " 0.999_1.001 ") == (0.999, 1.001)
     assert bounds("seq_max_k1", 1.0) == (1.0, 1.0)
+
+
+def test_k1_refuses_one_number_below_1_which_is_what_yaml_makes_of_two_without_quotes():
+    for threshold in (yaml.safe_load("0.5_2"), "0.25"):
+        with pytest.raises(ConfigError, match=rf"{THRESHOLD}: '{threshold}' for token_k1 is one number.* in quotes"):
+            parse_rejection("token_k1", threshold)
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if not name.endswith("k1")])

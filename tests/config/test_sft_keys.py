@@ -125,6 +125,17 @@ def test_names_of_verls_older_trainer_are_understood():
     assert any("use_remove_padding=true" in notice and "always packed" in notice for notice in told)
 
 
+def test_the_profilers_of_reinforcement_learning_are_those_of_this():
+    config, told = load_sft_with_notices([DATA, "global_profiler.tool=torch", "trainer.profile_steps=[2]"])
+    assert (config.profiler.enable, config.profiler.tool, config.global_profiler.steps) == (True, "torch", [2])
+    assert told == ("Renamed keys, applied: trainer.profile_steps is global_profiler.steps.",)
+    assert load_sft_with_notices([DATA, "trainer.profile_interval=[-1,-1]"])[1] == ()
+    with pytest.raises(ConfigError, match=r"profile_interval=\[2,3\] is refused: .* as global_profiler.steps=\[2,3\]"):
+        load("trainer.profile_interval=[2,3]")
+    with pytest.raises(ConfigError, match="profiler.enable=true names no tool"):
+        load("profiler.enable=true")
+
+
 def test_columns_inside_columns_are_refused_with_the_way_out():
     with pytest.raises(
         ConfigError,
@@ -190,10 +201,14 @@ def test_keys_without_effect_beside_others_are_told():
         ("optim.betas=[0.8,0.9]", "optim.optimizer=SGD"),
         ("optim.lr_warmup_steps_ratio=0.1", "optim.lr_warmup_steps=3"),
         ("engine.offload_policy=true", "trainer.n_gpus_per_node=1"),
+        ("ray_kwargs.ray_init.num_cpus=8", "trainer.controller=local"),
+        ("trainer.total_epochs=2", "trainer.total_training_steps=7"),
         ("engine.param_offload=true", "engine.offload_policy=true"),
         ("checkpoint.async_save=true", "trainer.save_freq=-1"),
         ("trainer.keep_best_mode=max", "trainer.keep_best=null"),
         ("data.seed=3", "data.shuffle=false"),
+        ("profiler.ranks=[1]", "profiler.enable=null"),
+        ("global_profiler.steps=[1]", "global_profiler.tool=null"),
     ],
 )
 def test_a_key_that_another_one_leaves_without_effect_is_told_with_it(idle, beside):
@@ -203,6 +218,13 @@ def test_a_key_that_another_one_leaves_without_effect_is_told_with_it(idle, besi
 
 def test_what_is_set_to_its_default_or_by_a_recipe_of_ours_is_not_told():
     assert load_sft_with_notices([DATA, "optim.num_cycles=0.5", "recipe=lora", "model.lora_rank=0"])[1] == ()
+
+
+def test_a_switch_that_is_set_off_without_a_size_is_told_to_be_on_all_the_same():
+    off = "data.use_dynamic_bsz=false"
+    _, (told,) = load_sft_with_notices([DATA, off])
+    assert told.startswith(f"{off} has no effect: without data.micro_batch_size_per_gpu")
+    assert load_sft_with_notices([DATA, off, "data.micro_batch_size_per_gpu=2"])[1] == ()
 
 
 def test_micro_batches_are_cut_by_tokens_where_no_size_is_given():

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.config.rules import sft
+from burnish.config.rules.bare_names import BARE_NAMES
 from burnish.config.rules.no_effect import NO_EFFECT
 from burnish.config.rules.refused import REFUSED, Refusal
 from burnish.config.rules.renamed import GLOBAL_MICRO_BATCHES, RENAMED, rename
 
 __all__ = [
+    "BARE_NAMES",
     "GLOBAL_MICRO_BATCHES",
     "NO_EFFECT",
     "REFUSED",

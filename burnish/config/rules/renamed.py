@@ -18,6 +18,7 @@ RENAMED = {
     "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.*": "reward.reward_model.*",
     "reward.profiler.*": "reward.reward_model.profiler.*",
+    "trainer.profile_steps": "global_profiler.steps",
     "reward.custom_reward_function.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
     "reward.reward_model.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
     "reward.reward_model.inference.*": "reward.reward_model.rollout.*",

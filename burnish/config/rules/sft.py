@@ -16,7 +16,9 @@ _PLACES = {
     "actor_rollout_ref.actor.fsdp_config.": "engine.",
     "actor_rollout_ref.actor.optim.": "optim.",
     "actor_rollout_ref.actor.checkpoint.": "checkpoint.",
+    "actor_rollout_ref.actor.profiler.": "profiler.",
     "actor_rollout_ref.model.": "model.",
+    "global_profiler.": "global_profiler.",
     "trainer.": "trainer.",
     "ray_kwargs.": "ray_kwargs.",
 }
@@ -62,6 +64,7 @@ RENAMED = {
     "actor_rollout_ref.actor.fsdp_config.*": "engine.*",
     "actor_rollout_ref.actor.optim.*": "optim.*",
     "actor_rollout_ref.actor.checkpoint.*": "checkpoint.*",
+    "actor_rollout_ref.actor.profiler.*": "profiler.*",
     "ray_init.*": "ray_kwargs.ray_init.*",
     **_shared_names(),
 }
@@ -87,16 +90,18 @@ _DICT_KEYS = Refusal(
     reason="what lies inside a column is named with a dot, as data.prompt_key=extra_info.question "
     "data.response_key=extra_info.answer",
 )
-_PROFILER = Refusal(
-    harmless=(None, False, "none"), reason="supervised fine-tuning has no profiler yet; burnish train has"
-)
 
 REFUSED: dict[str, Refusal] = {
     **_shared(refused.REFUSED),
     "data.prompt_dict_keys": _DICT_KEYS,
     "data.response_dict_keys": _DICT_KEYS,
-    "profiler.*": _PROFILER,
-    "global_profiler.*": _PROFILER,
+    "data.enable_thinking_default": Refusal(
+        harmless=(None, "none"),
+        reason="what holds for every row is data.apply_chat_template_kwargs.enable_thinking=true or false",
+    ),
+    "trainer.profile_interval": Refusal(
+        harmless=(None, [-1, -1]), reason="the steps that are recorded are listed, as global_profiler.steps=[2,3]"
+    ),
     **{
         f"{section}.*": Refusal(
             harmless=(),
