@@ -6,6 +6,7 @@ traceback) once, then (row id, kind, value as bytes, error, traceback, seconds) 
 """
 
 import asyncio
+import contextlib
 import ctypes
 import inspect
 import os
@@ -24,6 +25,8 @@ from burnish.utils import stacks
 
 _LENGTH = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1
+_OUT_OF_MEMORY_SCORE = 500
+"""As if the process held half of the machine's memory more than it does."""
 
 Frame = tuple[Any, ...]
 
@@ -50,11 +53,19 @@ def take_frames(buffer: bytearray) -> list[Any]:
 
 def main(fd: int) -> None:
     """Serves the driver at the other end of the socket ``fd`` until it hangs up."""
+    try:
+        _serve_driver(fd)
+    except ConnectionError:
+        os._exit(0)  # It hung up in the midst of a message.
+
+
+def _serve_driver(fd: int) -> None:
     os.set_inheritable(fd, False)
     link = socket.socket(fileno=fd)
     buffer = bytearray()
     hello, *early = _receive(link, buffer)
     _die_with_the_driver(hello["driver"])
+    _die_before_the_driver()
     stacks.make_visible()
     try:
         if hello["memory_limit_mb"] is not None:
@@ -178,6 +189,15 @@ def _die_with_the_driver(driver: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != driver:
         os._exit(0)  # It was gone before it could be asked.
+
+
+def _die_before_the_driver() -> None:
+    """Where memory runs out the system ends this process, and what it has started, rather than the driver or a worker that
+    holds a model. One that holds most of the machine by itself still goes first."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        if int(file.read()) < _OUT_OF_MEMORY_SCORE:
+            file.seek(0)
+            file.write(str(_OUT_OF_MEMORY_SCORE))
 
 
 def _limit_memory(megabytes: int) -> None:

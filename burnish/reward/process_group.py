@@ -8,9 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Reads "+pid" and "-pid" lines; at a "." or when its input ends, the groups that were not taken off again are killed.
+# Reads "+pid" and "-pid" lines; at a "." or when its input ends, the groups that were not taken off again are killed, and then
+# every process in whose environment the mark stands.
 _GUARD = """
-import os, sys
+import os, sys, time
+if os.fork():
+    os._exit(0)
+mark = sys.argv[1].encode()
 groups = set()
 for line in sys.stdin:
     if line[0] == ".":
@@ -21,20 +25,46 @@ for group in groups:
         os.killpg(group, 9)
     except OSError:
         pass
+
+def is_marked(pid):
+    try:
+        with open("/proc/" + pid + "/environ", "rb") as file:
+            return mark in file.read()
+    except OSError:
+        return False
+
+for look in range(100 if mark and os.path.isdir("/proc/self") else 0):
+    marked = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_marked(pid)]
+    if not marked:
+        break
+    for pid in marked:
+        try:
+            os.kill(int(pid), 9)
+        except OSError:
+            pass
+    time.sleep(0.01)
 """
 
 
 class Guard:
-    """A small process that kills process groups when this process ends, however it ends."""
+    """A small process that kills process groups when this process ends, however it ends.
 
-    def __init__(self) -> None:
+    Args:
+        mark: a text that stands in the environment of processes which are killed then too, whatever groups they have made for
+            themselves (Linux only); empty: of none.
+    """
+
+    def __init__(self, mark: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD],
+            [sys.executable, "-I", "-S", "-c", _GUARD, mark],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
             text=True,
             bufsize=1,
         )
+        # The guard itself is its child, and nobody's then: Ray kills the children of a worker that it ends.
+        self._process.wait()
 
     def watch(self, group: int) -> None:
         """Kill this group when this process is gone."""
@@ -51,7 +81,9 @@ class Guard:
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        self._process.wait()
+        assert self._process.stdout is not None  # The guard has its other end, and nobody else.
+        with self._process.stdout as until_it_ends:
+            until_it_ends.read()
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from burnish.utils import env
 
+_MARK = "BURNISH_REWARD_POOL"
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -60,8 +61,11 @@ class Worker:
     outbox: bytearray = field(default_factory=bytearray)
 
 
-def spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A fresh process, leader of a session of its own, that waits for the hello; and the driver's end of its socket."""
+def spawn(mark: str = "") -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A fresh process, leader of a session of its own, that waits for the hello; and the driver's end of its socket.
+
+    ``mark`` is in its environment, and so in that of whatever it starts.
+    """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     one_thread = {name: env.get(name) or "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -71,7 +75,7 @@ def spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**env.everything(), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", **one_thread},
+            env={**env.everything(), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", _MARK: mark, **one_thread},
         )
     return process, ours
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Hashable
 from typing import Any
@@ -38,6 +39,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._mark = uuid.uuid4().hex
         self.changed = threading.Condition()
         """Guards what follows, and tells of outcomes."""
         self.outcomes: dict[Hashable, Outcome] = {}
@@ -51,6 +53,7 @@ class Supervisor:
         self._workers: list[Worker] = []
         self._next_id = 0
         self._mean_seconds: float | None = None
+        self._told_of_timeout = False
         self._selector = selectors.DefaultSelector()
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
@@ -93,7 +96,7 @@ class Supervisor:
     def _run(self) -> None:
         guard: Guard | None = None
         try:
-            guard = self._guard = Guard()
+            guard = self._guard = Guard(self._mark)
             for _ in range(self.settings.num_workers):
                 self._start()
             while not self.closed and self.failure is None:
@@ -133,7 +136,7 @@ class Supervisor:
         return _TICK
 
     def _start(self) -> None:
-        process, ours = spawn()
+        process, ours = spawn(self._mark)
         self._guard.watch(process.pid)
         worker = Worker(process, ours, time.monotonic())
         self._workers.append(worker)
@@ -252,6 +255,14 @@ class Supervisor:
 
     def _timeout(self, seconds: float) -> Outcome:
         said = f"TimeoutError: it took longer than {self.settings.timeout_key}={self.settings.timeout:g} seconds and was stopped"
+        if not self._told_of_timeout:
+            # Where every response takes so long, a stage takes hours before its failures are told together.
+            self._told_of_timeout = True
+            logger.warning(
+                "The reward function %s was given up on a response. %s. Further ones are counted.",
+                self.settings.name,
+                said,
+            )
         return Outcome(error=said, kind="timeout", seconds=seconds)
 
     def _check_time(self) -> None:

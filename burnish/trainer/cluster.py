@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +17,7 @@ from burnish.config.reward_model_checks import has_reward_pool
 from burnish.config.rollout_checks import check_engine_workers
 from burnish.config.sft_checks import check_sft_workers, sft_notices
 from burnish.trainer.ending import keeps_sigterm
+from burnish.trainer.own_ray import OwnRay, silence_of
 from burnish.utils import env
 from burnish.utils.errors import ConfigError, ResourceError
 from burnish.utils.secrets import redact
@@ -30,7 +30,6 @@ _PASSED_ON = (
 )
 """How variables begin that a worker needs as the driver has them: of networks, and of what is downloaded or compiled where. No
 secrets: Ray shows variables to everybody who may look at the cluster."""
-_SECONDS_TO_CONNECT = 3.0
 
 AnyConfig = PPOTrainerConfig | SFTTrainerConfig
 
@@ -100,6 +99,23 @@ def pool_spec(config: AnyConfig) -> dict[str, list[int]]:
     return spec
 
 
+def pool_manager(config: AnyConfig, mapping: Mapping[Any, str]) -> Any:
+    """What makes the processes of the pools.
+
+    Args:
+        mapping: the pool of each role.
+    """
+    used = {"global_pool", *mapping.values()}
+    spec = {name: processes for name, processes in pool_spec(config).items() if name in used}
+    if config.trainer.controller == "local":
+        from burnish.single_controller import LocalResourcePoolManager
+
+        return LocalResourcePoolManager(resource_pool_spec=spec, mapping=dict(mapping))
+    from burnish.single_controller.ray import ResourcePoolManager
+
+    return ResourcePoolManager(resource_pool_spec=spec, mapping=dict(mapping), use_gpu=config.trainer.device == "cuda")
+
+
 def worker_group_cls(config: AnyConfig) -> type:
     if config.trainer.controller == "local":
         from burnish.single_controller import LocalWorkerGroup
@@ -111,28 +127,40 @@ def worker_group_cls(config: AnyConfig) -> type:
 
 
 @contextmanager
-def cluster(config: AnyConfig) -> Iterator[None]:
-    """Ray for the run's time, where the controller is Ray; a cluster that was there before stays."""
+def cluster(config: AnyConfig) -> Iterator[OwnRay]:
+    """Ray for the run's time, where the controller is Ray; a cluster that was there before stays.
+
+    Returns:
+        those of its processes that are the run's own.
+    """
+    own = OwnRay()
     if config.trainer.controller == "local":
-        yield
+        yield own
         return
     import ray
 
     if ray.is_initialized():
-        yield
+        yield own
         return
     try:
-        with keeps_sigterm():
-            _start_ray(config)
-        yield
+        with keeps_sigterm(), own.starting():
+            _start_ray(config, own)
+        yield own
     finally:
-        ray.shutdown()
+        own.ending()
+        try:
+            ray.shutdown()
+        finally:
+            own.close()
 
 
-def _start_ray(config: AnyConfig) -> None:
+def _start_ray(config: AnyConfig, own: OwnRay) -> None:
     import ray
 
     check_ray_init(config)
+    if (address := ray_address(config)) is not None:
+        logger.info("The run joins the Ray cluster at %s.", address)
+        own.join(address)
     try:
         ray.init(**ray_init_kwargs(config))
     except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as error:
@@ -198,18 +226,6 @@ def check_ray_init(config: AnyConfig) -> None:
             f"start` decided it on each node. Leave it out, or set ray_kwargs.ray_init.address=local to start a Ray of the "
             f"run's own."
         )
-
-
-def silence_of(address: str) -> str | None:
-    """Why nothing answers at ``host:port``; None where something does."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT):
-            return None
-    except ValueError:
-        return "that is no host:port"
-    except OSError as error:
-        return str(error)
 
 
 def ray_init_kwargs(config: AnyConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import ClassVar
 
 from burnish.trainer.restarts import causes, is_disk_full
 from burnish.utils import env
@@ -33,6 +33,13 @@ _WRONG_REQUEST = (ConfigError, DataError, ModelError, ResourceError)
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a run as Ctrl-C does."""
+
+    raised: ClassVar[int] = 0
+    """How often: native code may catch it and raise a KeyboardInterrupt of its own, as Ray's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Terminated.raised += 1
 
 
 def stop_status(stop: KeyboardInterrupt) -> int:
@@ -117,8 +124,16 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def keeps_sigterm() -> Iterator[None]:
-    """Undoes what the block does to the handling of SIGTERM, where this module handles it (Ray brings its own)."""
-    handler: Any = signal.getsignal(signal.SIGTERM)
-    yield
-    if handler is _terminate and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    """Undoes what the block does to the handling of SIGTERM, where this module handles it (Ray brings its own, which leaves the
+    process with the signal's number as its status)."""
+    if signal.getsignal(signal.SIGTERM) is not _terminate or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, _terminate)

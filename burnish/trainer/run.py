@@ -18,10 +18,8 @@ from burnish.trainer.supervised import in_supervision, report_failure, run_start
 from burnish.utils.errors import StalledError
 
 if TYPE_CHECKING:
-    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer, StepReport
-    from burnish.trainer.sft.trainer import SFTTrainer
-
-    AnyTrainer = RayPPOTrainer | SFTTrainer
+    from burnish.trainer.loop import TrainingLoop
+    from burnish.trainer.ppo.stages import StepReport
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -64,8 +62,13 @@ class RunSummary:
         """Whether it was stopped before its last step."""
         return self.status != 0
 
+    @property
+    def trained(self) -> bool:
+        """Whether there was a step: not where the checkpoint is of the last one already, or where validation is all."""
+        return "training/global_step" in self.metrics
 
-def live(config: C, build: Callable[[C], AnyTrainer]) -> RunSummary:
+
+def live(config: C, build: Callable[[C], TrainingLoop]) -> RunSummary:
     """Trains to the end, with as many attempts as ``trainer.max_restarts`` allows.
 
     Where a supervisor has started this process (`burnish.trainer.supervisor`) there is one attempt, and the next one gets a
@@ -108,7 +111,7 @@ def resuming(config: C) -> C:
     return config
 
 
-def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: AnyTrainer) -> RunSummary:
+def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: TrainingLoop) -> RunSummary:
     # Not above: whoever asks for what is wrong gets the answer before torch is loaded.
     from burnish.trainer.watch import RunWatch
 
@@ -116,8 +119,9 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: AnyTrainer) -
     try:
         with (
             RunWatch(trainer, trainer.checkpoints.root, trainer.run_log.events, config.trainer.stage_timeout) as watch,
-            cluster(config),
+            cluster(config) as ray_here,
         ):
+            watch.looks_at(ray_here)
             try:
                 with _as_raised():
                     trainer.init_workers()
@@ -140,9 +144,15 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: AnyTrainer) -
 
 @contextmanager
 def _as_raised() -> Iterator[None]:
-    """What the handler of a signal raises while native code waits, as Ray's does, comes out of that code as its cause."""
+    """What the handler of a signal raises while native code waits, as Ray's does, comes out of that code as its cause; SIGTERM as
+    a KeyboardInterrupt like any other."""
+    terminated = Terminated.raised
     try:
         yield
+    except KeyboardInterrupt as stop:
+        if type(stop) is KeyboardInterrupt and Terminated.raised > terminated:
+            raise Terminated from None
+        raise
     except SystemError as error:
         raised = next((cause for cause in causes(error) if isinstance(cause, (StalledError, KeyboardInterrupt))), None)
         if raised is None:
@@ -150,7 +160,7 @@ def _as_raised() -> Iterator[None]:
         raise raised from None
 
 
-def _tell(trainer: AnyTrainer, failure: Failure, refusal: str | None) -> None:
+def _tell(trainer: TrainingLoop, failure: Failure, refusal: str | None) -> None:
     """Writes into the run's events what went wrong and what follows."""
     events = trainer.run_log.events
     said: dict[str, Any] = {"step": failure.step, "stage": failure.stage}
@@ -162,7 +172,7 @@ def _tell(trainer: AnyTrainer, failure: Failure, refusal: str | None) -> None:
         events.write("end", f"Failed {place(trainer)}: {failure.message}", status=1, error=failure.what, **said)
 
 
-def place(trainer: AnyTrainer) -> str:
+def place(trainer: TrainingLoop) -> str:
     """Where a run stands, in words: its step and the stage of it."""
     step = f"in step {trainer.global_steps}" if trainer.global_steps else "before the first step"
     return f"{step} (stage: {trainer.current_stage})"

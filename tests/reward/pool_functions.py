@@ -34,6 +34,9 @@ def act(do="return", value=0.0, seconds=0.0, **_):
         os.write(1, b"\x00\x01 not a message\n")
         print("said", value)  # noqa: T201
         print("complained", value, file=sys.stderr)  # noqa: T201
+    elif do == "out of memory score":
+        with open("/proc/self/oom_score_adj") as file:
+            return int(file.read())
     elif do == "pid":
         return os.getpid()
     elif do == "modules":

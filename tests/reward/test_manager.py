@@ -170,6 +170,18 @@ def test_a_function_that_raises_costs_its_row_and_shows_the_first_traceback(capl
     assert "second" not in caplog.text
 
 
+def test_a_function_that_scores_no_response_at_all_is_told_once(caplog):
+    manager = in_driver(returning(None, None, 1.0))
+    with caplog.at_level(logging.WARNING):
+        manager(batch_of(["a", "b", "c"]))
+        assert not caplog.text
+        assert not any(manager(batch_of(["a", "b"])).valid)
+        manager(batch_of(["a", "b"]))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "The reward function returned None, which is no score, for all 2 responses"
+    ]
+
+
 def test_on_error_raise_stops_at_the_first_failure():
     what = r"row 1 of the batch \(data_source burnish/arithmetic\): KeyError: 'x' \(reward.on_error=raise\)"
     with pytest.raises(RewardError, match=what) as caught:

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from burnish.reward.pool import RewardPool
-from burnish.reward.travel import FileFunction
+from burnish.reward.pool_worker import frame
+from burnish.reward.reward_process import spawn
+from burnish.reward.travel import FileFunction, pack
 from burnish.utils.errors import ConfigError, RewardError
 
 FILE = str(Path(__file__).with_name("pool_functions.py"))
@@ -52,6 +54,22 @@ def wait_until(condition, seconds=5.0):
 
 def kinds_and_values(outcomes):
     return [(outcome.kind, outcome.value) for outcome in outcomes]
+
+
+def test_the_first_row_that_takes_too_long_is_told_at_once(caplog):
+    with RewardPool(act, num_workers=1, timeout=0.1) as pool:
+        assert {outcome.kind for outcome in pool.score([row("sleep", seconds=1e9)] * 2)} == {"timeout"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The reward function act of {FILE} was given up on a response. TimeoutError: it took longer than reward.timeout=0.1 "
+        "seconds and was stopped. Further ones are counted."
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone is told whom to end first.")
+def test_where_memory_runs_out_a_reward_process_goes_before_its_driver(pool):
+    mine = int(Path("/proc/self/oom_score_adj").read_text())
+    (outcome,) = pool.score([row("out of memory score")])
+    assert outcome.value == max(mine, 500)
 
 
 def test_to_wait_for_a_row_within_its_own_limit_is_no_hang(monkeypatch):
@@ -169,15 +187,23 @@ time.sleep(1000)
 """
 
 
-def test_nothing_outlives_a_driver_that_is_killed():
+@pytest.mark.parametrize(
+    "its_children_first", [False, True], ids=["alone", "after its children, as Ray kills a worker"]
+)
+def test_nothing_outlives_a_driver_that_is_killed(its_children_first):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(file=FILE)], stdout=subprocess.PIPE, text=True)
-    worker, inside, _ = map(int, driver.stdout.readline().split())
-    assert alive(worker)
-    assert alive(inside)
+    pids = list(map(int, driver.stdout.readline().split()))
+    assert len(pids) == 3
+    assert all(map(alive, pids))
+    if its_children_first:
+        driver.send_signal(signal.SIGSTOP)
+        for children in Path(f"/proc/{driver.pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGKILL)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     driver.stdout.close()
-    wait_until(lambda: not alive(worker) and not alive(inside))
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 def test_closing_does_not_wait_for_what_was_forked_from_the_driver():
@@ -341,3 +367,13 @@ def test_each_of_a_thousand_rows_gets_its_own_outcome_whatever_happens():
     for i, outcome in enumerate(outcomes):
         assert outcome.value == (i if wanted[i] == "returned" else None)
         assert outcome.error is None or wanted[i] != "raised" or outcome.error == f"ValueError: no {i}"
+
+
+def test_a_process_whose_driver_goes_away_in_the_midst_of_a_message_says_nothing(capfd):
+    process, ours = spawn()
+    ours.setblocking(True)
+    ours.sendall(frame({"function": pack(act), "timeout": None, "memory_limit_mb": None, "driver": os.getpid()}))
+    assert ours.recv(1)
+    ours.close()  # With the rest unread, which the process sees as a reset.
+    assert process.wait(30) == 0
+    assert capfd.readouterr().err == ""

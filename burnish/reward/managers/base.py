@@ -74,6 +74,7 @@ class BaseRewardManager:
         self.num_examine = num_examine
         self._examined: dict[str, int] = {}
         self._scorer: Scorer | None = None
+        self._told_of_none = False
         self._check_function()
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
             check_overlong_buffer(self.config.reward_kwargs)
@@ -147,6 +148,13 @@ class BaseRewardManager:
             for outcome, tokens, turns in zip(outcomes, num_tokens, num_turns, strict=True)
         ]
         self._check_failures(scores, data)
+        if not self._told_of_none and all(score.reason == "abstain" for score in scores):
+            self._told_of_none = True
+            logger.warning(
+                "The reward function returned None, which is no score, for all %d responses: none is trained on. Does it lack a "
+                "return?",
+                len(scores),
+            )
         if self.config.on_error == "zero":
             return [_zero(score) if score.reason in _LOST else score for score in scores]
         return scores

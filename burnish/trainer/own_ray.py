@@ -1,0 +1,121 @@
+"""The Ray of a run. Signals to the run's process group pass the processes by that the run has started for it, and they end with
+the run however that ends. The end of the one on which all depends is noticed, whoever has started it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from burnish.reward.process_group import Guard
+
+_HEAD = "gcs_server"
+"""Without it no call of Ray comes back; a minute later Ray ends the driver's process, in words of its own."""
+_SECONDS_OF_SILENCE = 50.0
+"""After which the head of a cluster that was joined is given up: it may be started again, and Ray waits a little longer."""
+_SECONDS_BETWEEN_QUESTIONS = 2.0
+_SECONDS_TO_CONNECT = 3.0
+
+
+class OwnRay:
+    """The processes of a Ray that this process starts, each the leader of a process group of its own; or the head of a cluster
+    that it joins.
+
+    `timeout`, job schedulers and shells send SIGTERM to whole groups. In the group of the run, Ray's processes would end at
+    once, and the run could save nothing any more.
+    """
+
+    def __init__(self) -> None:
+        self._guard: Guard | None = None
+        self._head: subprocess.Popen[bytes] | None = None
+        self._address: str | None = None
+        self._asked = self._answered = 0.0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is anything to lose."""
+        return self._head is not None or self._address is not None
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """While the block runs `ray.init`. Where it joins a Ray that is there, no process is started, and none is taken."""
+        from ray._private import services as of_ray
+
+        services: Any = of_ray
+        popen = services.ConsolePopen
+
+        def start(command: Any, **options: Any) -> subprocess.Popen[bytes]:
+            process = popen(command, **options, process_group=0)
+            self.take(process)
+            return process
+
+        services.ConsolePopen = start
+        try:
+            yield
+        finally:
+            services.ConsolePopen = popen
+
+    def take(self, process: subprocess.Popen[bytes]) -> None:
+        """``process``, which leads a group, belongs to the run's Ray."""
+        if self._guard is None:
+            self._guard = Guard()
+        self._guard.watch(process.pid)
+        program = process.args[0] if isinstance(process.args, (list, tuple)) else process.args
+        if str(program).endswith(_HEAD):
+            self._head = process
+
+    def join(self, address: str) -> None:
+        """The run uses the cluster whose head listens at ``address``."""
+        self._address, self._answered = address, time.monotonic()
+
+    def lost(self) -> str | None:
+        """Why the run cannot go on with this Ray, in a sentence; None where it can."""
+        head, address = self._head, self._address
+        if address is not None:
+            return self._silence(address, time.monotonic())
+        if head is None or (status := head.poll()) is None:
+            return None
+        by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return (
+            f"Ray's process {_HEAD} ({head.pid}), without which no worker can be reached, {by}. "
+            f"(`ray stop` ends every Ray of this machine, also those of runs.)"
+        )
+
+    def _silence(self, address: str, now: float) -> str | None:
+        if now - self._asked < _SECONDS_BETWEEN_QUESTIONS:
+            return None
+        self._asked = now
+        silence = silence_of(address)
+        if silence is None:
+            self._answered = now
+        if now - self._answered < _SECONDS_OF_SILENCE:
+            return None
+        return (
+            f"The head of the Ray cluster at {address} has not answered for {now - self._answered:.0f} s ({silence})."
+        )
+
+    def ending(self) -> None:
+        """From here on its processes are meant to end."""
+        self._head = self._address = None
+
+    def close(self) -> None:
+        """Ends what is left of it. May be called again."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
+
+
+def silence_of(address: str) -> str | None:
+    """Why nothing answers at ``host:port``; None where something does."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT):
+            return None
+    except ValueError:
+        return "that is no host:port"
+    except OSError as error:
+        return str(error)
