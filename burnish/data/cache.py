@@ -36,8 +36,8 @@ _KEYS = (
 )
 
 
-def cache_file(folder: str, sources: Sequence[Source], preparer: RowPreparer, *, split: str, max_samples: int) -> Path:
-    """The file of a data set of prompts; see `file_of`."""
+def cache_file(preparer: RowPreparer, sources: Sequence[Source], *, split: str, max_samples: int) -> Path:
+    """The file of a data set of prompts in ``data.cache_dir``; see `file_of`."""
     config = preparer.config
     facts = {
         "version": _VERSION,
@@ -46,7 +46,7 @@ def cache_file(folder: str, sources: Sequence[Source], preparer: RowPreparer, *,
         "tools": preparer.tools,
         **{key: getattr(config, key) for key in _KEYS},
     }
-    return file_of(folder, sources, facts, preparer.tokenizer, split=split)
+    return file_of(str(config.cache_dir), sources, facts, preparer.tokenizer, split=split)
 
 
 def file_of(

@@ -9,9 +9,10 @@ from burnish.config.data import DataConfig
 from burnish.config.data_names import named_sets
 from burnish.data.files import read_source, sources_of
 from burnish.data.prepare import prepare_rows
+from burnish.data.prepared_dataset import Split, first_rows, rows_in_memory
 from burnish.data.problems import RowError, RowProblem
 from burnish.data.readers import ReadRow
-from burnish.data.rl_dataset import Split, create_rl_dataset, first_rows, preparer_of, rows_in_memory
+from burnish.data.rl_dataset import create_rl_dataset, preparer_of
 from burnish.utils.errors import DataError
 
 
@@ -57,7 +58,7 @@ def check_rows(
             parts.append(first_rows(guarded, max_samples))
     preparer = preparer_of(config, tokenizer, split)
     for part in parts:
-        for row in prepare_rows(part, preparer, config.filter_overlong_prompts_workers):
+        for row in prepare_rows(part, preparer, preparer.num_workers):
             if isinstance(row, RowError):
                 problems.append(row.problem)
             if len(problems) >= max_problems:

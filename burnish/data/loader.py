@@ -43,7 +43,7 @@ def create_dataloader(
     Raises:
         DataError: the dataset gives no batch.
     """
-    num_rows = len(dataset)  # type: ignore[arg-type]  # the base class does not declare it
+    num_rows = num_rows_of(dataset)
     if num_rows == 0 or (drop_last and batch_size > num_rows):
         raise DataError(
             f"The dataset has {num_rows} rows, fewer than one batch of {batch_size} (data.train_batch_size): there is "
@@ -62,6 +62,20 @@ def create_dataloader(
             generator=torch.Generator().manual_seed(seed),
             worker_init_fn=_leave_ctrl_c_to_the_run,
         )
+
+
+def num_rows_of(dataset: Any) -> int:
+    """The length of a dataset, which may be of the user's own.
+
+    Raises:
+        DataError: it has none.
+    """
+    if not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"The dataset {type(dataset).__name__} (data.custom_cls) has no length: rows are drawn by their number, so it needs "
+            f"__len__ and __getitem__. Datasets that are only iterated are not supported."
+        )
+    return len(dataset)
 
 
 def _leave_ctrl_c_to_the_run(worker: int) -> None:

@@ -36,10 +36,14 @@ class Preparer(Protocol[Prepared]):
     Attributes:
         tokenizer: that it renders with.
         workers_key: the key that says how many processes share the work.
+        num_workers: what it says.
     """
 
     tokenizer: PreTrainedTokenizerBase
     workers_key: str
+
+    @property
+    def num_workers(self) -> int: ...
 
     def prepare(self, place: Place, row: dict[str, Any] | RowError) -> Prepared | RowError:
         """The row, or what is wrong with it."""
@@ -84,6 +88,11 @@ class RowPreparer:
         self.tools = list(tools)
         self.policy = policy
         self.markers = template_markers(tokenizer)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that share the work of large sets."""
+        return self.config.filter_overlong_prompts_workers
 
     def prepare(self, place: Place, row: dict[str, Any] | RowError) -> PreparedRow | RowError:
         """The row, or what is wrong with it."""

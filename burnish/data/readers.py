@@ -86,7 +86,12 @@ def _json_lines(path: Path, lines: Iterable[bytes], advice: str = "A .jsonl file
         try:
             text = line.decode("utf-8-sig" if line_number == 1 else "utf-8").strip(" \t\r\n")
         except UnicodeDecodeError as error:
-            yield place, RowError(f"this is not UTF-8: {error}.", place=place, seen="bytes", expected="UTF-8 text")
+            yield (
+                place,
+                RowError(
+                    f"this is not UTF-8: {error}. Save it as UTF-8.", place=place, seen="bytes", expected="UTF-8 text"
+                ),
+            )
             number += 1
             continue
         if not text:
@@ -110,14 +115,16 @@ def _read_json(path: Path) -> Iterator[ReadRow]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: this is not UTF-8: {error}.") from error
+        raise DataError(f"{path}: this is not UTF-8: {error}. Save it as UTF-8.") from error
     yield from _json_array(path, text)
 
 
 def _json_array(path: Path, text: str) -> Iterator[ReadRow]:
     position = _skip_blanks(text, 0)
     if text[position : position + 1] != "[":
-        raise DataError(f"{path}: this file begins with {text[position : position + 20]!r}. {_ADVICE['json']}")
+        begins = text[position : position + 20]
+        what = f"begins with {begins!r}" if begins else "is empty"
+        raise DataError(f"{path}: this file {what}. {_ADVICE['json']}")
     position = _skip_blanks(text, position + 1)
     number = 0
     while text[position : position + 1] != "]":
@@ -204,7 +211,7 @@ def _read_csv(path: Path) -> Iterator[ReadRow]:
         with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             yield from _csv_rows(path, csv.reader(text, strict=True))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: this is not UTF-8: {error}.") from error
+        raise DataError(f"{path}: this is not UTF-8: {error}. Save it as UTF-8.") from error
     except csv.Error as error:
         raise DataError(f"{path}: this is no CSV file: {error}.") from error
     finally:

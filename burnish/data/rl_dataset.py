@@ -1,10 +1,9 @@
 """The prompts of a training or validation set, read, checked and rendered before anything else starts."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,22 +13,22 @@ from transformers import PreTrainedTokenizerBase
 from burnish.config.data import DataConfig
 from burnish.config.data_names import named_sets
 from burnish.data import cache
-from burnish.data.files import Source, read_source, sources_of
-from burnish.data.prepare import PreparedRow, RowPreparer, length_policy, prepare_rows
-from burnish.data.problems import Place, RowError
-from burnish.data.readers import ReadRow, clean_row, replace_surrogates
+from burnish.data.files import sources_of
+from burnish.data.loader import num_rows_of
+from burnish.data.prepare import PreparedRow, RowPreparer, length_policy
+from burnish.data.prepared_dataset import PreparedDataset, RowCache, Split
+from burnish.data.problems import Place
 from burnish.data.tools import load_tools
-from burnish.render import render
+from burnish.render import shows_tools
 from burnish.utils.errors import ConfigError, DataError
 from burnish.utils.extern import load_class
 
 logger = logging.getLogger(__name__)
 
-Split = Literal["train", "val"]
 Files = str | Path | Sequence[str | Path]
 
 
-class RLHFDataset(Dataset[dict[str, Any]]):
+class RLHFDataset(PreparedDataset[PreparedRow]):
     """Rows of files (see `burnish.data.files`), with their prompts as ids.
 
     Every row is checked and rendered at construction, so that a bad one is an error within seconds that names its file
@@ -59,6 +58,10 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         DataError: a file, a row or a prompt cannot be used, or no row is left.
     """
 
+    config: DataConfig
+    row_cache: RowCache = cache
+    _preparer: RowPreparer
+
     def __init__(
         self,
         data_files: Files | Mapping[str, Files],
@@ -81,25 +84,6 @@ class RLHFDataset(Dataset[dict[str, Any]]):
             self._add_all(self._prepared(sources_of(files, named), split, max_samples), name)
         self._finish(f"{key}={data_files}" if len(str(data_files)) < 300 else key)
 
-    @classmethod
-    def from_rows(
-        cls,
-        rows: Iterable[Mapping[str, Any]],
-        tokenizer: PreTrainedTokenizerBase,
-        config: DataConfig,
-        max_samples: int = -1,
-        *,
-        name: str = "dataset",
-        split: Split = "train",
-    ) -> "RLHFDataset":
-        """The dataset of rows in memory; ``name`` stands for the file in messages. NumPy values become Python's."""
-        dataset = cls.__new__(cls)
-        dataset._start(tokenizer, config, split)
-        located = first_rows(rows_in_memory(rows, name), max_samples)
-        dataset._add_all(prepare_rows(located, dataset._preparer, config.filter_overlong_prompts_workers), None)
-        dataset._finish(name)
-        return dataset
-
     def _start(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, split: Split) -> None:
         self.tokenizer = tokenizer
         self.config = config
@@ -111,25 +95,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         self._absent: dict[str, None] = {}
         self._preparer = preparer_of(config, tokenizer, split)
 
-    def _prepared(self, sources: list[Source], split: Split, max_samples: int) -> Iterable[PreparedRow | RowError]:
-        """The rows of the sources, from the cache where it has them."""
-        config = self.config
-        file = None
-        if config.cache_dir is not None:
-            file = cache.cache_file(config.cache_dir, sources, self._preparer, split=split, max_samples=max_samples)
-            kept = cache.load(file)
-            if kept is not None:
-                return kept
-        rows = first_rows((row for source in sources for row in read_source(source, split)), max_samples)
-        prepared = prepare_rows(rows, self._preparer, config.filter_overlong_prompts_workers)
-        if file is None:
-            return prepared
-        all_rows = [_sound(row) for row in prepared]
-        cache.save(file, all_rows)
-        return all_rows
-
-    def _add_all(self, rows: Iterable[PreparedRow | RowError], set_name: str | None) -> None:
-        for row in map(_sound, rows):
+    def _add_all(self, rows: Iterable[PreparedRow], set_name: str | None = None) -> None:
+        for row in rows:
             number = self.num_rows
             self.num_rows += 1
             if row.ids is None:
@@ -185,13 +152,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
             return
         kwargs = self.config.apply_chat_template_kwargs
         prompt = self._columns[0]["raw_prompt"]
-        with_tools = render(prompt, self.tokenizer, tools=tools, chat_template_kwargs=kwargs)
-        if with_tools == render(prompt, self.tokenizer, chat_template_kwargs=kwargs):
+        if not shows_tools(prompt, self.tokenizer, tools, kwargs):
             logger.warning("%s: the rows have tools, and the chat template shows none of them to the model.", origin)
-
-    def location(self, position: int) -> str:
-        """Where row ``position`` of the dataset comes from, in words: "train.parquet, row 3"."""
-        return str(self._places[position])
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -201,28 +163,9 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         return {**self._absent, **self._columns[position], "input_ids": ids}
 
 
-def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[ReadRow]:
-    """Rows as a reader gives them, with JSON's types in their cells."""
-    for number, row in enumerate(rows):
-        place = Place(name, number)
-        cleaned = clean_row(dict(row), place)
-        yield place, cleaned if isinstance(cleaned, RowError) else replace_surrogates(cleaned)
-
-
 def preparer_of(config: DataConfig, tokenizer: PreTrainedTokenizerBase, split: Split) -> RowPreparer:
     """What prepares the rows of a split."""
     return RowPreparer(tokenizer, config, load_tools(config.tool_config_path), length_policy(config, split))
-
-
-def first_rows(rows: Iterator[ReadRow], number: int) -> Iterator[ReadRow]:
-    """The first ``number`` rows, and no more is read; all where it is negative."""
-    return islice(rows, number) if number >= 0 else rows
-
-
-def _sound(row: PreparedRow | RowError) -> PreparedRow:
-    if isinstance(row, RowError):
-        raise row
-    return row
 
 
 def create_rl_dataset(
@@ -266,6 +209,6 @@ def create_rl_dataset(
         else {}
     )
     dataset = cls(data_files=files, tokenizer=tokenizer, config=config, max_samples=max_samples, processor=None, **ours)
-    if len(dataset) == 0:
+    if num_rows_of(dataset) == 0:
         raise DataError(f"{key}={files}: {custom.name} of data.custom_cls has no row.")
     return dataset

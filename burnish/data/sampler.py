@@ -95,7 +95,8 @@ class _EpochIterator(Iterator[int]):
         if changed:
             raise DataError(
                 f"The data changed since the checkpoint was saved ({', '.join(changed)}), so its place in them means "
-                f"nothing now. Restore the data, data.seed and data.sampler, or start a new run (trainer.resume_mode=disable)."
+                f"nothing now. Restore the data, data.seed (which follows trainer.seed) and data.sampler, or start a new run "
+                f"(trainer.resume_mode=disable)."
             )
         self._start(state["epoch"], state["position"])
         if state["finished"]:

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
-from burnish.config.sft import SFTDataConfig
 from burnish.data.cache import file_of, read_table, write_table
 from burnish.data.files import Source
 from burnish.data.problems import Place
-from burnish.data.sft_prepare import PreparedConversation, PreparedSequence
+from burnish.data.sft_prepare import ConversationPreparer, PreparedConversation, PreparedSequence
 
 # Raised whenever rows come out differently than before, for other reasons than the keys below.
-_VERSION = 1
+_VERSION = 2
 _KEYS = (
     "messages_key",
     "prompt_key",
@@ -28,22 +25,16 @@ _KEYS = (
 )
 
 
-def cache_file(
-    config: SFTDataConfig,
-    sources: Sequence[Source],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    split: str,
-    max_samples: int,
-) -> Path:
-    """The file of a data set in ``data.cache_dir``."""
+def cache_file(preparer: ConversationPreparer, sources: Sequence[Source], *, split: str, max_samples: int) -> Path:
+    """The file of a data set of conversations in ``data.cache_dir``."""
+    config = preparer.config
     facts = {
         "kind": "conversations",
         "version": _VERSION,
         "max_samples": max_samples,
         **{key: getattr(config, key) for key in _KEYS},
     }
-    return file_of(str(config.cache_dir), sources, facts, tokenizer, split=split)
+    return file_of(str(config.cache_dir), sources, facts, preparer.tokenizer, split=split)
 
 
 def load(file: Path) -> list[PreparedConversation] | None:

@@ -24,7 +24,8 @@ def sft_collate(items: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> Da
         response]; non-tensor ``uid``, ``data_source``.
 
     Raises:
-        DataError: an item has nothing to learn, its first token is to be learnt, or its lengths differ.
+        DataError: an item has nothing to learn, its first token is to be learnt, its lengths differ, or its mask has other
+            values than yes and no.
     """
     rows = [_row(item, number) for number, item in enumerate(items)]
     prompts, responses = [ids[:first] for ids, _, first in rows], [ids[first:] for ids, _, first in rows]
@@ -61,9 +62,15 @@ def sft_collate(items: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> Da
 
 def _row(item: Mapping[str, Any], number: int) -> tuple[Tensor, Tensor, int]:
     """Ids, mask and the place of the first learnt token."""
-    ids = torch.as_tensor(item["input_ids"], dtype=torch.int64).reshape(-1)
-    mask = torch.as_tensor(item["loss_mask"]).reshape(-1) != 0
     name = f"Row {item.get('index', number)} of the batch"
+    ids, weights = (_numbers(item, key, name) for key in ("input_ids", "loss_mask"))
+    if ids.is_floating_point() and len(ids):
+        raise DataError(f"{name} has numbers with a fraction as input_ids ({ids[0].item()}); these are token ids.")
+    ids, mask = ids.long(), weights != 0
+    if not torch.equal(weights, mask.to(weights.dtype)):
+        raise DataError(
+            f"{name} has a loss_mask of other values than 0 and 1: a token is learnt or not, by parts it is not."
+        )
     if len(ids) != len(mask):
         raise DataError(f"{name} has {len(ids)} input_ids and a loss_mask of {len(mask)}; each token needs one.")
     if "attention_mask" in item:
@@ -75,3 +82,10 @@ def _row(item: Mapping[str, Any], number: int) -> tuple[Tensor, Tensor, int]:
     if first == 0:
         raise DataError(f"{name} begins with a token to learn, which nothing predicts: its loss_mask begins with true.")
     return ids, mask, first
+
+
+def _numbers(item: Mapping[str, Any], key: str, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(item[key]).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} has {key} that are no list of numbers: {error}.") from error

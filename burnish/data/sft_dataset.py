@@ -2,20 +2,18 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config.sft import SFTDataConfig
 from burnish.data import sft_cache
-from burnish.data.files import Source, read_source, sources_of
-from burnish.data.prepare import prepare_rows
-from burnish.data.problems import Place, RowError
-from burnish.data.rl_dataset import first_rows, rows_in_memory
+from burnish.data.files import sources_of
+from burnish.data.prepared_dataset import PreparedDataset, RowCache, Split
+from burnish.data.problems import Place
 from burnish.data.sft_collate import sft_collate
 from burnish.data.sft_prepare import ConversationPreparer, PreparedConversation, PreparedSequence
 from burnish.data.sft_remarks import Level, remarks
@@ -25,10 +23,8 @@ __all__ = ["SFTDataset", "sft_collate"]
 
 logger = logging.getLogger(__name__)
 
-Split = Literal["train", "val"]
 
-
-class SFTDataset(Dataset[dict[str, Any]]):
+class SFTDataset(PreparedDataset[PreparedConversation]):
     """Token sequences of conversations, each with what is learnt of it (see `burnish.render.ConversationRenderer`).
 
     Every row is checked and rendered at construction, so that a bad one is an error within seconds that names its file and
@@ -53,6 +49,9 @@ class SFTDataset(Dataset[dict[str, Any]]):
         ModelError: the rows are conversations and the tokenizer has no chat template.
     """
 
+    config: SFTDataConfig
+    row_cache: RowCache = sft_cache
+
     def __init__(
         self,
         data_files: str | Path | Sequence[str | Path],
@@ -63,28 +62,9 @@ class SFTDataset(Dataset[dict[str, Any]]):
         key: str = "data.train_files",
     ) -> None:
         split: Split = "val" if key == "data.val_files" else "train"
-        self._start(tokenizer, config)
+        self._start(tokenizer, config, split)
         self._add_all(self._prepared(sources_of(data_files, key), split, max_samples))
         self._finish(f"{key}={data_files}" if len(str(data_files)) < 300 else key)
-
-    @classmethod
-    def from_rows(
-        cls,
-        rows: Iterable[Mapping[str, Any]],
-        tokenizer: PreTrainedTokenizerBase,
-        config: SFTDataConfig,
-        max_samples: int = -1,
-        *,
-        name: str = "dataset",
-        split: Split = "train",
-    ) -> "SFTDataset":
-        """The dataset of rows in memory; ``name`` stands for the file in messages. NumPy values become Python's."""
-        dataset = cls.__new__(cls)
-        dataset._start(tokenizer, config)
-        located = first_rows(rows_in_memory(rows, name), max_samples)
-        dataset._add_all(prepare_rows(located, dataset._preparer, config.render_workers))
-        dataset._finish(name)
-        return dataset
 
     @property
     def lengths(self) -> list[int]:
@@ -95,10 +75,6 @@ class SFTDataset(Dataset[dict[str, Any]]):
     def remarks(self) -> list[tuple[Level, str]]:
         """What a user should hear of the rows, in sentences with a weight."""
         return remarks(self.notes, self.num_rows, self.config, self._first)
-
-    def location(self, position: int) -> str:
-        """Where item ``position`` comes from, in words: "train.jsonl, row 3 (line 4)"."""
-        return str(self._places[position])
 
     def learnt_spans(self, position: int) -> list[tuple[int, int]]:
         """The learnt tokens of item ``position``, as [begin, end)."""
@@ -119,7 +95,7 @@ class SFTDataset(Dataset[dict[str, Any]]):
             "data_source": self._data_sources[position],
         }
 
-    def _start(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
+    def _start(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig, split: Split) -> None:
         self.tokenizer = tokenizer
         self.config = config
         self.num_rows = self.num_tokens = self.num_learnt = 0
@@ -131,27 +107,8 @@ class SFTDataset(Dataset[dict[str, Any]]):
         self._places: list[Place] = []
         self._preparer = ConversationPreparer(tokenizer, config)
 
-    def _prepared(
-        self, sources: list[Source], split: Split, max_samples: int
-    ) -> Iterable[PreparedConversation | RowError]:
-        """The rows of the sources, from the cache where it has them."""
-        config = self.config
-        file = None
-        if config.cache_dir is not None:
-            file = sft_cache.cache_file(config, sources, self.tokenizer, split=split, max_samples=max_samples)
-            kept = sft_cache.load(file)
-            if kept is not None:
-                return kept
-        rows = first_rows((row for source in sources for row in read_source(source, split)), max_samples)
-        prepared = prepare_rows(rows, self._preparer, config.render_workers)
-        if file is None:
-            return prepared
-        all_rows = [_sound(row) for row in prepared]
-        sft_cache.save(file, all_rows)
-        return all_rows
-
-    def _add_all(self, rows: Iterable[PreparedConversation | RowError]) -> None:
-        for row in map(_sound, rows):
+    def _add_all(self, rows: Iterable[PreparedConversation]) -> None:
+        for row in rows:
             for name, number in row.notes.items():
                 self.notes[name] += number
                 self._first.setdefault(name, str(row.place))
@@ -173,9 +130,3 @@ class SFTDataset(Dataset[dict[str, Any]]):
             raise DataError(f"{origin}: there is nothing to learn. {' '.join(text for _, text in said)}")
         for level, text in said:
             logger.log(logging.WARNING if level == "warning" else logging.INFO, "%s: %s", origin, text)
-
-
-def _sound(row: PreparedConversation | RowError) -> PreparedConversation:
-    if isinstance(row, RowError):
-        raise row
-    return row

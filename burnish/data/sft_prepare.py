@@ -10,10 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from burnish.config.sft import SFTDataConfig
 from burnish.data.problems import Place, RowError
 from burnish.data.sft_rows import Conversation, read_conversation
-from burnish.render import ConversationRenderer, TrainingSequence, template_markers
+from burnish.render import ConversationRenderer, TrainingSequence, shows_tools, template_markers
 from burnish.utils.errors import DataError
 
 Spans = list[tuple[int, int]]
+
+# Those that chat templates know.
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,6 +66,12 @@ class ConversationPreparer:
         self.config = config
         self.markers = template_markers(tokenizer)
         self._renderer = ConversationRenderer(tokenizer, config.apply_chat_template_kwargs)
+        self._shows_tools: bool | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that share the work of large sets."""
+        return self.config.render_workers
 
     def prepare(self, place: Place, row: dict[str, Any] | RowError) -> PreparedConversation | RowError:
         """The row, or what is wrong with it."""
@@ -108,6 +117,8 @@ class ConversationPreparer:
             )
             learnt = [messages[number] for sequence in made for number in sequence.turns]
             notes["empty"] += sum(not message.get("content") and not message.get("tool_calls") for message in learnt)
+            notes["hidden_tools"] += bool(conversation.tools) and not self._has_place_for(conversation.tools, messages)
+            notes["other_roles"] += any(message["role"] not in _ROLES for message in messages)
             notes["templated"] += any(marker in str(message) for marker in self.markers for message in messages)
         for sequence in made:
             notes["without_end"] += sequence.without_end
@@ -115,6 +126,13 @@ class ConversationPreparer:
             notes["cut_tokens"] += sequence.cut_tokens
             notes["unwritten"] += sequence.unwritten
         return made
+
+    def _has_place_for(self, tools: list[dict[str, Any]], messages: list[Any]) -> bool:
+        """Whether the chat template shows tools, as its first conversation that has any says."""
+        if self._shows_tools is None:
+            kwargs = self.config.apply_chat_template_kwargs
+            self._shows_tools = shows_tools(messages, self.tokenizer, tools, kwargs)
+        return self._shows_tools
 
     def _cut(self, sequence: TrainingSequence, notes: Counter[str]) -> PreparedSequence | None:
         """The sequence in at most ``data.max_length`` tokens; None where nothing to learn is left of it."""

@@ -26,6 +26,15 @@ def remarks(
             "{n} of {rows} rows have nothing to learn (no assistant's message, or none whose loss or weight is not 0) and were "
             "left out, the first: {first}.",
         ),
+        "other_roles": (
+            "warning",
+            "{n} rows have messages of other roles than system, developer, user, assistant and tool, which are never learnt (an "
+            "answer's role is assistant). The first: {first}.",
+        ),
+        "hidden_tools": (
+            "warning",
+            "{n} rows have tools, and the chat template shows none of them to the model. The first: {first}.",
+        ),
         "cut": ("warning", f"{{n}} conversations were cut to {limit} tokens (data.truncation={config.truncation})."),
         "answers_without_end": (
             "warning",

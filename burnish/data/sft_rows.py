@@ -7,6 +7,7 @@ from burnish.config.sft import SFTDataConfig
 from burnish.data.problems import RowError, describe
 from burnish.data.readers import Row
 from burnish.data.rows import LIKE_MESSAGES, UNKNOWN_SOURCE, from_text, parse_messages, read_tools
+from burnish.render import LOSS_KEYS
 
 _MESSAGES = "a list of messages with 'role' and 'content'"
 _LIKELY_MESSAGES = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
@@ -30,7 +31,7 @@ class Conversation:
         prompt, response: those.
         tools: schemas of functions.
         enable_thinking: what the row asks of the template; None: nothing.
-        data_source: the column of that name, else "unknown".
+        data_source: the column of that name (a number as text), else "unknown".
     """
 
     messages: list[Any] | None
@@ -55,7 +56,8 @@ def read_conversation(row: Row, config: SFTDataConfig) -> Conversation:
     """The conversation of a row.
 
     - With ``data.response_key`` it is the prompt (text, or messages) and the response (text, or the assistant's messages) of the
-      two columns; else the messages of the column that ``data.messages_key`` names: a list, or the JSON of one.
+      two columns, of which the response alone is learnt.
+    - Without it, it is the messages of the column that ``data.messages_key`` names: a list, or the JSON of one.
     - Messages have ``role`` and ``content``, or ``from`` and ``value`` as ShareGPT has them.
 
     Raises:
@@ -69,7 +71,7 @@ def read_conversation(row: Row, config: SFTDataConfig) -> Conversation:
     elif isinstance(pair[0], str) and isinstance(pair[1], str):
         prompt, response = pair
     else:
-        messages = [*_turns(pair[0], "user"), *_turns(pair[1], "assistant")]
+        messages = [*map(_as_context, _turns(pair[0], "user")), *_turns(pair[1], "assistant")]
     tools = row.get(config.tools_key)
     source = row.get("data_source")
     return Conversation(
@@ -78,7 +80,7 @@ def read_conversation(row: Row, config: SFTDataConfig) -> Conversation:
         response=response,
         tools=read_tools(tools, config.tools_key) if tools else [],
         enable_thinking=_read_flag(row, config.enable_thinking_key),
-        data_source=source if isinstance(source, str) and source else UNKNOWN_SOURCE,
+        data_source=str(source) if isinstance(source, str | int) and source != "" else UNKNOWN_SOURCE,
     )
 
 
@@ -156,6 +158,14 @@ def _inside(row: Row, key: str) -> Any:
 
 def _turns(part: Any, role: str) -> list[Any]:
     return [{"role": role, "content": part}] if isinstance(part, str) else list(part)
+
+
+def _as_context(message: Any) -> Any:
+    """A message of a prompt: an answer in it is not learnt, unless it asks for that itself."""
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return message
+    asks = any(message.get(key) is not None for key in LOSS_KEYS)
+    return message if asks else {**message, "loss": False}
 
 
 def _read_messages(value: Any, key: str) -> list[Any]:

@@ -1,12 +1,13 @@
 """Messages to ids: chat template, truncation, what of a conversation is learnt, the template's self-test, the tokenizer."""
 
-from burnish.render.conversation import ConversationRenderer, TrainingSequence
+from burnish.render.conversation import LOSS_KEYS, ConversationRenderer, TrainingSequence
 from burnish.render.prompt import (
     encode_text,
     looks_templated,
     normalize_messages,
     render,
     render_text,
+    shows_tools,
     template_markers,
 )
 from burnish.render.show import marked_text
@@ -15,6 +16,7 @@ from burnish.render.tokenizer import load_tokenizer, read_chat_template, set_pad
 from burnish.render.truncation import TRUNCATION_POLICIES, truncate
 
 __all__ = [
+    "LOSS_KEYS",
     "TRUNCATION_POLICIES",
     "ConversationRenderer",
     "TemplateCheck",
@@ -29,6 +31,7 @@ __all__ = [
     "render",
     "render_text",
     "set_pad_token",
+    "shows_tools",
     "template_markers",
     "truncate",
 ]

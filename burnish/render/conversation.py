@@ -12,7 +12,8 @@ from burnish.render.spans import Span, SpanEncoder, continue_ids
 from burnish.render.turns import Turn, TurnReader
 from burnish.utils.errors import DataError
 
-_LOSS_KEYS = ("loss", "weight")
+LOSS_KEYS = ("loss", "weight")
+"""The keys of a message that say whether it is learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +182,8 @@ def learnt_messages(messages: Sequence[Mapping[str, Any]], train_on: str = "all"
     normal = normalize_messages(messages)
     wanted = []
     for number, message in enumerate(normal):
-        asked = [_is_learnt(message, key, number) for key in _LOSS_KEYS if message.get(key) is not None]
-        for key in _LOSS_KEYS:
+        asked = [_is_learnt(message, key, number) for key in LOSS_KEYS if message.get(key) is not None]
+        for key in LOSS_KEYS:
             message.pop(key, None)
         if message["role"] != "assistant":
             if any(asked):

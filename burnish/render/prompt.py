@@ -116,6 +116,17 @@ def render_text(
     )
 
 
+def shows_tools(
+    messages: str | Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Any],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> bool:
+    """Whether the template has a place for schemas of tools: whether the text is another one with them than without."""
+    with_tools = render_text(messages, tokenizer, tools=tools, chat_template_kwargs=chat_template_kwargs)
+    return with_tools != render_text(messages, tokenizer, chat_template_kwargs=chat_template_kwargs)
+
+
 def check_template_kwargs(chat_template_kwargs: Mapping[str, Any]) -> None:
     """Raises ConfigError where variables of the template are arguments that burnish gives itself."""
     taken = [key for key in _OWN_ARGUMENTS if key in chat_template_kwargs]

@@ -71,10 +71,7 @@ def train(
             f"reward_fn={reward_fn!r}: a function is needed, (data_source, solution_str, ground_truth, ...)."
         )
     history: list[dict[str, float]] = []
-    parts = Parts(
-        reward_fn=reward_fn,
-        callbacks=(lambda report: history.append(report.metrics), *callbacks),
-    )
+    parts = Parts(reward_fn=reward_fn, callbacks=_callbacks(history, callbacks))
     train_files, parts.train_rows = _files_or_rows("dataset", dataset)
     val_files, parts.val_rows = _files_or_rows("val_dataset", val_dataset) if val_dataset is not None else (None, None)
     arguments = {
@@ -112,7 +109,7 @@ def sft(
         ConfigError, DataError: before anything heavy starts.
     """
     history: list[dict[str, float]] = []
-    parts = Parts(callbacks=(lambda report: history.append(report.metrics), *callbacks))
+    parts = Parts(callbacks=_callbacks(history, callbacks))
     train_files, train_rows = _files_or_rows("dataset", dataset, as_row=_conversation)
     val_files, val_rows = None, None
     if val_dataset is not None:
@@ -127,6 +124,16 @@ def sft(
     config = load_sft_config([arguments, overrides], train_rows_given=train_rows is not None)
     summary = run_sft(config, parts=parts, quiet=True)
     return Run(run_dir=Path(summary.run_dir), history=history, interrupted=summary.interrupted)
+
+
+def _callbacks(
+    history: list[dict[str, float]], callbacks: Sequence[Callable[[Any], None]]
+) -> tuple[Callable[[Any], None], ...]:
+    """What is called after every step: what keeps its metrics, and the user's own."""
+    for callback in callbacks:
+        if not callable(callback):
+            raise ConfigError(f"callbacks: {callback!r} is not a function; one that takes a StepReport is needed.")
+    return (lambda report: history.append(report.metrics), *callbacks)
 
 
 def _files_or_rows(

@@ -20,7 +20,7 @@ from burnish.trainer.callers_process import left_as_found
 from burnish.trainer.cluster import (
     cluster,
     has_critic_pool,
-    pool_spec,
+    pool_manager,
     ray_init_kwargs,
     resolve_machine,
     worker_group_cls,
@@ -34,6 +34,7 @@ from burnish.trainer.start_checks import (
     check_nobody_runs_in,
     check_sharing,
     check_vllm,
+    run_without_validation_data,
 )
 from burnish.trainer.supervised import follow_supervisor, in_supervision
 from burnish.trainer.supervisor import supervise
@@ -109,15 +110,7 @@ class TaskRunner:
 
     def init_resource_pool_mgr(self, config: PPOTrainerConfig) -> Any:
         """Which pool has how many processes on how many nodes."""
-        trainer, used = config.trainer, {"global_pool", *self.mapping.values()}
-        spec = {name: processes for name, processes in pool_spec(config).items() if name in used}
-        if trainer.controller == "local":
-            from burnish.single_controller import LocalResourcePoolManager
-
-            return LocalResourcePoolManager(resource_pool_spec=spec, mapping=self.mapping)
-        from burnish.single_controller.ray import ResourcePoolManager
-
-        return ResourcePoolManager(resource_pool_spec=spec, mapping=self.mapping, use_gpu=trainer.device == "cuda")
+        return pool_manager(config, self.mapping)
 
     def trainer_class(self) -> type[RayPPOTrainer]:
         """The trainer; a subclass returns its own, with the stages that it overrides."""
@@ -150,8 +143,8 @@ class TaskRunner:
                     check_data_sources(dataset, reward_fn)
                 except RewardError as error:
                     raise DataError(str(error)) from error
-        if config.trainer.val_only and val_dataset is None:
-            raise ConfigError("trainer.val_only=true, but there is nothing to validate on. Set data.val_files.")
+        if val_dataset is None:
+            run_without_validation_data(config)
         self.add_actor_rollout_worker(config)
         self.add_ref_policy_worker(config)
         self.add_critic_worker(config)
@@ -272,8 +265,8 @@ def _train(argv: list[str]) -> int:
         return supervise(argv, config)
     follow_supervisor()
     summary = run_ppo(config)
-    # A run that was stopped, or that only validates, reads fewer keys and is to blame for none.
-    unread_keys = unread(config) if not summary.interrupted and not config.trainer.val_only else []
+    # A run that was stopped, or that trains nothing, reads fewer keys and is to blame for none.
+    unread_keys = unread(config) if summary.trained and not summary.interrupted else []
     if unread_keys:
         console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
     if config.trainer.console != "off":

@@ -4,6 +4,7 @@ servers, folders."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import time
@@ -11,14 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.config import PPOTrainerConfig
+from burnish.config.idle_sections import AnyConfig, idle_sentences
+from burnish.config.usage import mark_read
+from burnish.config.validation_checks import check_validation_data, idle_without_validation_data
 from burnish.trainer.restarts import HEARTBEAT
 from burnish.utils.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
     from burnish.config import CriticModelConfig, HFModelConfig
 
+logger = logging.getLogger("burnish.trainer")
+
 _SECONDS_A_HEARTBEAT_COUNTS = 20.0
 """One comes every two seconds, later on a busy machine; and a number of a process may be given again."""
+
+
+def run_without_validation_data(config: AnyConfig) -> None:
+    """Refuses a run that needs validation data, and tells the keys that have no effect without any."""
+    check_validation_data(config)
+    idle = idle_without_validation_data(config)
+    # What is told here is not told again at the end.
+    mark_read(idle)
+    for notice in idle_sentences(config, idle):
+        logger.warning("%s", notice)
 
 
 def check_loss_is_importable(config: PPOTrainerConfig) -> None:
@@ -99,7 +115,9 @@ def check_folder(key: str, path: str | None) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(f"{key}={path}: this folder cannot be written to: {error.strerror}.") from error
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "there is a file in its place" if is_file else error.strerror
+        raise ConfigError(f"{key}={path}: this folder cannot be written to: {why}. Name another one.") from error
 
 
 def check_nobody_runs_in(run_dir: str) -> None:

@@ -24,18 +24,19 @@ from burnish.trainer.restarts import HEARTBEAT, failure_of
 from burnish.trainer.supervised import report_failure
 from burnish.utils import progress, stacks
 from burnish.utils.console import error_console
-from burnish.utils.errors import StalledError
+from burnish.utils.errors import StalledError, WorkerDiedError
 from burnish.utils.events import EventLog
 
 if TYPE_CHECKING:
-    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
-    from burnish.trainer.sft.trainer import SFTTrainer
+    from burnish.trainer.loop import TrainingLoop
+    from burnish.trainer.own_ray import OwnRay
 
 logger = logging.getLogger("burnish.trainer")
 
 _SECONDS_BETWEEN_GLANCES = 0.05
 """At the stage alone: a process that is killed has left behind in which one it was."""
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_LOOKS_AT_RAY = 0.2
 _SECONDS_BETWEEN_WRITES = 2.0
 _WARNS_AFTER = 600.0
 """Where there is no time limit."""
@@ -55,9 +56,7 @@ class RunWatch:
         timeout: seconds without any progress that end the run; None: never.
     """
 
-    def __init__(
-        self, trainer: RayPPOTrainer | SFTTrainer, run_dir: Path, events: EventLog, timeout: float | None
-    ) -> None:
+    def __init__(self, trainer: TrainingLoop, run_dir: Path, events: EventLog, timeout: float | None) -> None:
         self._trainer, self._run_dir, self._events, self._timeout = trainer, run_dir, events, timeout
         self._period = min(_SECONDS_BETWEEN_LOOKS, (timeout or _WARNS_AFTER) / 4)
         # Whoever waits for a worker's call notices first, and says more.
@@ -88,6 +87,17 @@ class RunWatch:
         if self._main is not None:
             signal.signal(_INTERRUPT, self._before)
         self._write_heartbeat("ended")
+
+    def looks_at(self, ray: OwnRay) -> None:
+        """From here on the run ends when this Ray is lost, for which Ray's own calls would wait in vain."""
+        if ray.has_head:
+            # A thread of its own: the other one asks Ray for beats, and would wait too.
+            threading.Thread(target=self._watch_ray, args=(ray,), daemon=True, name="ray-watch").start()
+
+    def _watch_ray(self, ray: OwnRay) -> None:
+        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS_AT_RAY):
+            if (lost := ray.lost()) is not None:
+                self._end_process(WorkerDiedError(f"{lost} The run is ended in {self._where}."))
 
     def ending(self) -> None:
         """From here on the run is being shut down, a stage like any other."""
@@ -225,10 +235,15 @@ class RunWatch:
             f"The driver got no further in {self._where} for {self._limit:g} s (trainer.stage_timeout), and does not "
             f"answer: it stands at {stacks.innermost(text)}. Stacks: {file}. The process is ended."
         )
-        error_console.print(f"StalledError: {message}", soft_wrap=True)
-        self._events.write("hang", message, step=self._trainer.global_steps, stage=self._stage)
-        # A supervisor starts the run again, as after a hang that an exception could reach.
-        report_failure(failure_of(StalledError(message), step=self._trainer.global_steps, stage=self._stage))
+        self._end_process(StalledError(message))
+
+    def _end_process(self, error: StalledError | WorkerDiedError) -> NoReturn:
+        """Ends this process at once, with all that it has started."""
+        error_console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
+        failure = failure_of(error, step=self._trainer.global_steps, stage=self._stage)
+        self._events.write(failure.kind, failure.message, step=failure.step, stage=failure.stage)
+        # A supervisor starts the run again, as after a failure that an exception could tell.
+        report_failure(failure)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

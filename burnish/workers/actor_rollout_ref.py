@@ -95,9 +95,10 @@ class ActorRolloutRefWorker(SavesItsModel, ProfiledWorker):
             return None
         if isinstance(manager, bytes):
             manager = unpack(manager)
-        track_section(manager.config, "reward")
         num_engines = max(1, self.world_size // ranks)
-        return shared_manager(manager, per_node=max(1, num_engines // num_nodes), in_all=num_engines)
+        manager = shared_manager(manager, per_node=max(1, num_engines // num_nodes), in_all=num_engines)
+        track_section(manager.config, "reward")
+        return manager
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:

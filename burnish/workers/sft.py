@@ -10,6 +10,7 @@ import torch
 
 from burnish.config import SFTTrainerConfig
 from burnish.config.actor_rollout_ref import CheckpointConfig
+from burnish.config.profiler import ProfilerConfig
 from burnish.config.usage import track_section
 from burnish.core_algos.aggregation import agg_loss, token_mean
 from burnish.engine import FSDPEngine
@@ -17,12 +18,12 @@ from burnish.engine.keys import Keys
 from burnish.protocol import DataProto
 from burnish.single_controller import (
     Dispatch,
-    Worker,
     make_nd_compute_dataproto_dispatch_fn,
     make_nd_compute_metric_dispatch_fn,
     register,
 )
 from burnish.workers.checkpoints import SavesItsModel
+from burnish.workers.profiling import ProfiledWorker, profiled
 from burnish.workers.updates import perf_metrics, run_mini_batches, sft_kwargs
 
 
@@ -42,7 +43,7 @@ def sft_loss(
     }
 
 
-class SFTWorker(SavesItsModel, Worker):
+class SFTWorker(SavesItsModel, ProfiledWorker):
     """One rank of the model.
 
     Args:
@@ -51,11 +52,17 @@ class SFTWorker(SavesItsModel, Worker):
         total_training_steps: optimizer steps of the run, for the learning-rate schedule.
     """
 
+    profile_name = "model"
+
     def __init__(self, config: SFTTrainerConfig, device: str, total_training_steps: int) -> None:
         track_section(config, "")
         self.config = config
         self.device = torch.device(device, self.device_index) if device == "cuda" else torch.device(device)
         self.total_training_steps = total_training_steps
+
+    def profilers(self) -> dict[str, ProfilerConfig]:
+        """See `ProfiledWorker.profilers`."""
+        return {"model": self.config.profiler}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -73,6 +80,7 @@ class SFTWorker(SavesItsModel, Worker):
         self._register_dispatch_collect_info("actor", self.engine.dp_rank, self.engine.speaks)
 
     @register(dispatch_mode=make_nd_compute_metric_dispatch_fn("actor"))
+    @profiled("model")
     def train_batch(self, data: DataProto) -> dict[str, float]:
         """One optimizer step on the planned rows (`plan_mini_batches`); the metrics are those of all ranks together."""
         start = time.perf_counter()

@@ -70,7 +70,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name, bom, packed):
         ("a.json", '[{"a": 1}, 3]', "row 1: this is int, not an object"),
         ("a.json", '[{"a": 1}] x', "more behind the array's end: 'x'"),
         ("a.json", '"a"', "begins with .* one array of objects"),
-        ("a.json", "", "one array of objects"),
+        ("a.json", "\n", "this file is empty. A .json file holds one array of objects"),
         ("a.json", '{\n "a": 1\n}', r"row 0 \(line 1\): this is not JSON.*one array of objects"),
         ("a.csv", "a,b\n1,2\n3\n", r"row 1 \(line 3\): there are 1 cells for 2 columns"),
         ("a.csv", "a,a\n1,2\n", "'a' is empty or there twice"),

@@ -166,6 +166,8 @@ def test_no_row_and_no_row_left_are_errors_with_counts(tmp_path):
 
 def test_max_samples_reads_the_first_rows():
     assert len(RLHFDataset.from_rows(ROWS, RAW, DataConfig(), max_samples=2)) == 2
+    with pytest.raises(DataError, match="max_samples is 0, so no row would be read. Set -1"):
+        RLHFDataset.from_rows(ROWS, RAW, DataConfig(), max_samples=0)
 
 
 def test_texts_that_were_templated_before_are_reported(caplog):

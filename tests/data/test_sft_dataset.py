@@ -16,7 +16,7 @@ from burnish.data.sft_check import check_conversations
 from burnish.data.sft_prepare import ConversationPreparer
 from burnish.render import render
 from burnish.utils.errors import DataError, ModelError
-from tests.render.chat_templates import THINKING, tokenizer_with
+from tests.render.chat_templates import THINKING, TOOLS, tokenizer_with
 from tests.render.fake_tokenizers import CHATML, byte_tokenizer
 
 TOKENIZER = tokenizer_with(CHATML, pad_is_end=True)
@@ -175,6 +175,21 @@ def test_empty_answers_and_texts_that_were_templated_before_are_told(caplog):
     assert "1 rows hold the chat template's own tokens" in caplog.text
 
 
+def test_roles_that_no_template_knows_and_tools_that_it_does_not_show_are_told(caplog):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    shouted = [TURNS[0], {"role": "Assistant", "content": "2"}]
+    rows = [{"messages": TURNS, "tools": [tool]}, {"messages": TURNS}, {"messages": shouted}]
+    dataset_of(rows)
+    assert "1 rows have messages of other roles than system, developer, user, assistant" in caplog.text
+    assert (
+        "1 rows have tools, and the chat template shows none of them to the model. The first: dataset, row 0"
+        in caplog.text
+    )
+    caplog.clear()
+    dataset_of(rows[:1], tokenizer_with(TOOLS))
+    assert caplog.text == ""
+
+
 def test_max_samples_reads_no_more_rows(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"messages": TURNS}] * 2) and tmp_path / "a.jsonl"
     path.write_text(path.read_text() + "no json\n")
@@ -281,6 +296,9 @@ def test_padded_rows_of_a_class_of_the_users_own_lose_their_padding():
         ({"input_ids": [1, 2], "loss_mask": [False, False], "index": 4}, "Row 4 .* no token to learn"),
         ({"input_ids": [1, 2], "loss_mask": [True, False]}, "begins with a token to learn"),
         ({"input_ids": [1, 2], "loss_mask": [True]}, "2 input_ids and a loss_mask of 1"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0.5]}, "other values than 0 and 1"),
+        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "with a fraction as input_ids"),
+        ({"input_ids": ["a", "b"], "loss_mask": [0, 1]}, "input_ids that are no list of numbers"),
     ],
 )
 def test_rows_that_cannot_be_learnt_are_named(item, what):

@@ -49,6 +49,20 @@ def test_a_prompt_or_a_response_may_be_messages(prompt, response):
     assert read({"question": prompt, "answer": response}, **PAIR).messages == TURNS
 
 
+def test_of_a_prompt_and_a_response_the_response_alone_is_learnt():
+    asked = [*TURNS, {"role": "assistant", "content": "two", "weight": 1}, {"role": "user", "content": "2+2?"}]
+    messages = read({"question": asked, "answer": "4"}, **PAIR).messages
+    assert [message.get("loss") for message in messages] == [None, False, None, None, None]
+    assert [messages[number] for number in (0, 2, 3)] == [asked[number] for number in (0, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "source"), [("gsm8k", "gsm8k"), (3, "3"), ("", "unknown"), (None, "unknown"), ([], "unknown")]
+)
+def test_a_source_is_a_text_or_a_number(stored, source):
+    assert read({"messages": TURNS, "data_source": stored}).data_source == source
+
+
 @pytest.mark.parametrize("stored", [dict, json.dumps])
 def test_a_key_with_a_dot_names_an_entry_of_a_column(stored):
     row = {"extra_info": stored({"question": "1+1?", "answer": "2"})}

@@ -7,6 +7,7 @@ import torch
 
 from burnish.config import load_sft_config
 from burnish.core_algos.aggregation import agg_loss
+from burnish.data.loader import create_dataloader
 from burnish.protocol import DataProto
 from burnish.render import load_tokenizer
 from burnish.trainer.preflight import Findings
@@ -140,6 +141,44 @@ def test_the_command_line_prints_its_configuration_and_its_help(capsys):
     assert "supervised fine-tuning" in capsys.readouterr().out
     assert main(["model.path=m"]) == 2
     assert "data.train_files is not set" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        ([1, 2], "a row is list, not a dict with input_ids"),
+        (None, "a row is NoneType"),
+        ({"input_ids": [1, 99], "loss_mask": [0, 1]}, "token id 99; the tokenizer's are 0 to 49"),
+        ({"input_ids": [1, -1], "loss_mask": [0, 1]}, "token id -1; the tokenizer's are 0 to 49"),
+    ],
+)
+def test_rows_of_a_class_of_the_users_own_that_no_model_takes_are_refused(item, what):
+    with pytest.raises(DataError, match=what):
+        collate([{"input_ids": [1, 49], "loss_mask": [0, 1]}, item], vocab_size=50)
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "what"),
+    [
+        ("Dataset", "def __len__(self):\n        return 0", "Mine of data.custom_cls has no row"),
+        ("IterableDataset", "def __iter__(self):\n        yield {}", "Mine .data.custom_cls. has no length"),
+    ],
+)
+def test_a_class_of_the_users_own_has_rows_and_a_length(tmp_path, base, body, what):
+    (tmp_path / "mine.py").write_text(
+        f"from torch.utils.data import {base}\n\nclass Mine({base}):\n"
+        f"    def __init__(self, *given):\n        pass\n\n    {body}\n"
+    )
+    config = config_of(f"data.custom_cls.path={tmp_path / 'mine.py'}", "data.custom_cls.name=Mine")
+    with pytest.raises(DataError, match=what):
+        create_dataloader(
+            create_sft_dataset(config, None, split="train"),
+            1,
+            collate_fn=collate,
+            shuffle=False,
+            seed=0,
+            drop_last=True,
+        )
 
 
 def test_the_tokenizer_of_the_model_pads_what_the_batch_lacks(tiny_model_path):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+from burnish.trainer.loop import TrainingLoop
 
 
 def test_everything_is_ended_and_the_logs_are_closed_last_also_where_something_cannot_be():
@@ -24,11 +24,10 @@ def test_everything_is_ended_and_the_logs_are_closed_last_also_where_something_c
             "critic": SimpleNamespace(shutdown=end("critic")),
         },
         resource_pool_manager=SimpleNamespace(shutdown=end("pools")),
-        reward_fn=SimpleNamespace(close=cannot),
-        val_reward_fn=SimpleNamespace(close=end("validation's reward")),
+        own_parts=lambda: [SimpleNamespace(close=end("validation's reward")), object(), SimpleNamespace(close=cannot)],
         run_log=SimpleNamespace(close=end("log")),
     )
     with pytest.raises(OSError, match="gone already"):
-        RayPPOTrainer.shutdown(trainer)
+        TrainingLoop.shutdown(trainer)
     assert ended == ["actor", "critic", "pools", "reward", "validation's reward", "log"]
     assert trainer.worker_groups == {}

@@ -1,6 +1,7 @@
 """What is looked at before a run starts."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -8,8 +9,11 @@ import time
 
 import pytest
 
+import burnish
+from burnish.config import load_config
+from burnish.config.usage import track, unread
 from burnish.trainer.restarts import HEARTBEAT
-from burnish.trainer.start_checks import check_nobody_runs_in
+from burnish.trainer.start_checks import check_folder, check_nobody_runs_in, run_without_validation_data
 from burnish.utils.errors import ConfigError
 
 
@@ -38,3 +42,26 @@ def test_two_runs_do_not_share_a_folder(tmp_path, other):
     check_nobody_runs_in(str(tmp_path))
     (tmp_path / HEARTBEAT).write_text("{")
     check_nobody_runs_in(str(tmp_path))
+
+
+def test_a_file_in_place_of_a_folder_is_said(tmp_path):
+    check_folder("trainer.default_local_dir", str(tmp_path / "new" / "folder"))
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="local_dir=.*there is a file in its place. Name another one"):
+            check_folder("trainer.default_local_dir", str(path))
+
+
+@pytest.mark.parametrize("begin", [burnish.train, burnish.sft])
+def test_a_callback_that_is_no_function_is_refused_before_anything_is_read(begin):
+    with pytest.raises(ConfigError, match="callbacks: 3 is not a function"):
+        begin("no/model", ["no rows"], callbacks=[print, 3])
+
+
+def test_keys_of_validation_are_told_once_where_there_is_no_data(caplog):
+    config = track(load_config(["data.train_files=a.jsonl", "data.val_files=null", "trainer.test_freq=5"]))
+    with caplog.at_level(logging.WARNING, logger="burnish.trainer"):
+        run_without_validation_data(config)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("No effect here: trainer.test_freq=5. The reason: there is nothing to validate on")
+    assert "trainer.test_freq" not in unread(config)

@@ -1,10 +1,12 @@
 """Rewards begin while generation runs, belong to their rows, and equal what is scored afterwards."""
 
 from collections.abc import Hashable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from burnish.config import RolloutConfig, usage
 from burnish.config.reward import RewardConfig
 from burnish.protocol import DataProto, object_array
 from burnish.render import load_tokenizer
@@ -142,3 +144,12 @@ def test_workers_share_the_processes_of_their_node(tiny_model_path: str) -> None
     assert (mine.config.num_workers, mine.num_sharing) == (2, 8)
     assert manager.config.num_workers == 8
     assert shared_manager(manager, per_node=1, in_all=1) is manager
+
+
+def test_what_a_worker_reads_of_its_part_of_the_configuration_counts_as_read(tiny_model_path: str) -> None:
+    manager = NaiveRewardManager(load_tokenizer(tiny_model_path), score_by_text, RewardConfig(num_workers=8))
+    rank = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()), rank=0, world_size=2)
+    mine = ActorRolloutRefWorker._own_manager(rank, manager, num_nodes=1)
+    usage._reads.clear()
+    assert mine.config.memory_limit_mb is None
+    assert usage.reads() == {"reward.memory_limit_mb"}

@@ -13,7 +13,7 @@ import yaml
 from burnish.config.data_names import hub_name
 from burnish.engine.checkpoint import has_value_head
 from burnish.model.lora import CONFIG_FILE as ADAPTER_FILE
-from burnish.trainer.ppo.checkpoints.folders import BEST, TRACKER
+from burnish.trainer.ppo.checkpoints.folders import BEST, RUN_ID, TRACKER
 from burnish.trainer.ppo.checkpoints.manifest import MANIFEST, STATE, problem_of
 from burnish.utils import storage
 from burnish.utils.errors import ConfigError
@@ -209,7 +209,11 @@ def _part_of_checkpoint(name: str, place: str, role: Role | None) -> str:
     part = storage.join(place, wanted)
     if storage.is_folder(part) and _is_model(part):
         return part
-    files = map(storage.name_of, storage.files_in(place))
+    files = set(map(storage.name_of, storage.files_in(place)))
+    if RUN_ID in files:
+        raise ConfigError(
+            f"{name}: this run has saved no checkpoint. Train it with trainer.save_freq above 0, which saves its last step too."
+        )
     inside = ", ".join(sorted({*storage.list_folders(place), *files})[:20])
     where = (
         f"no {wanted}" if role else "no model: neither config.json nor adapter_config.json, nor a folder actor with one"

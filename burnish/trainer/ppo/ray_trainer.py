@@ -6,29 +6,26 @@ it, and hands it on; a variant of the algorithm overrides one stage and leaves `
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 from burnish.config import PPOTrainerConfig
 from burnish.config.dump_checks import samples_responses
-from burnish.config.usage import mark_read
 from burnish.core_algos.kl import get_kl_controller
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
 from burnish.single_controller import WorkerGroup
+from burnish.trainer.loop import TrainingLoop
 from burnish.trainer.ppo.advantage_stage import advantages_of
 from burnish.trainer.ppo.balance import on_balanced_ranks
 from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
-from burnish.trainer.ppo.checkpoints import RunCheckpoints
 from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
 from burnish.trainer.ppo.metrics import compute_rollout_difference
 from burnish.trainer.ppo.model_rewards import early_manager
-from burnish.trainer.ppo.profiling import StepProfiler
-from burnish.trainer.ppo.prompts import PromptStream, repeat_prompts, take_prompts
+from burnish.trainer.ppo.prompts import repeat_prompts, take_prompts
 from burnish.trainer.ppo.replay import make_replay
 from burnish.trainer.ppo.roles import (
     Role,
@@ -38,20 +35,17 @@ from burnish.trainer.ppo.roles import (
     need_reference_policy,
     need_reward_model,
 )
-from burnish.trainer.ppo.run_log import RunLog
 from burnish.trainer.ppo.scoring import merge_rounds, score_batch, score_for_training
 from burnish.trainer.ppo.spawn import spawn_workers
 from burnish.trainer.ppo.stages import FORWARD_KEYS, StepReport, stage
-from burnish.trainer.ppo.step_metrics import log_unfinished_step, step_metrics
+from burnish.trainer.ppo.step_metrics import step_metrics
 from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
 from burnish.trainer.ppo.validation import run_validation
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
 
-logger = logging.getLogger("burnish.trainer")
 
-
-class RayPPOTrainer:
+class RayPPOTrainer(TrainingLoop):
     """Trains a policy by PPO, GRPO or one of their family.
 
     Args:
@@ -71,6 +65,8 @@ class RayPPOTrainer:
     Raises:
         ConfigError: the data cannot fill one batch, or a part that the algorithm needs is missing.
     """
+
+    config: PPOTrainerConfig
 
     def __init__(
         self,
@@ -93,10 +89,16 @@ class RayPPOTrainer:
             raise ConfigError("A processor was given: multimodal models are not supported yet. Pass processor=None.")
         if reward_fn is None or train_dataset is None:
             raise ConfigError("RayPPOTrainer needs a reward_fn and a train_dataset.")
-        self.config = config
-        self.tokenizer = tokenizer
+        train, validation = create_dataloaders(
+            config.data,
+            train_dataset,
+            val_dataset,
+            collate_fn=collate_fn,
+            train_sampler=train_sampler,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        super().__init__(config, tokenizer, resource_pool_manager, train, validation, callbacks)
         self.role_worker_mapping = dict(role_worker_mapping)
-        self.resource_pool_manager = resource_pool_manager
         self.ray_worker_group_cls = ray_worker_group_cls
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
@@ -111,39 +113,16 @@ class RayPPOTrainer:
         self.early_manager = early_manager(reward_fn, config.reward) if val_reward_fn in (None, reward_fn) else None
         self.filters_groups = config.algorithm.filter_groups.enable
         self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
-        self.global_steps = 0
-        self.current_stage = "start"
-        self.metrics: dict[str, float] = {}
         self.reward_metrics: list[dict[str, float]] = []
-        self.timing_raw: dict[str, float] = {}
         self.num_gen_tokens = 0
-        self.is_logged = True
-        # Any: a worker's methods become the group's when it is made.
-        self.worker_groups: dict[Role, Any] = {}
-        self.actor_rollout_wg: Any = None
-        self.critic_wg: Any = None
         self.reward_model_wg: Any = None
-        self.train_dataloader, self.val_dataloader = create_dataloaders(
-            config.data,
-            train_dataset,
-            val_dataset,
-            collate_fn=collate_fn,
-            train_sampler=train_sampler,
-            pad_token_id=self._pad_token_id,
-        )
-        self.prompts = PromptStream(self.train_dataloader)
         self.sampling = DynamicSampling(
             config.algorithm.filter_groups,
             num_prompts=config.data.train_batch_size,
             batches_per_epoch=self.prompts.batches_per_epoch,
         )
-        epochs = config.trainer.total_epochs
-        self.total_training_steps = config.trainer.total_training_steps or len(self.train_dataloader) * epochs
-        self.checkpoints = RunCheckpoints(self)
         self.skipped_updates = SkippedUpdates(config.trainer.max_skipped_updates, self.checkpoints.root)
-        self.run_log = RunLog(config, tokenizer, callbacks, self.total_training_steps)
         self.replay = make_replay(config, tokenizer, self.total_training_steps)
-        self.profiler = StepProfiler(config.global_profiler, self.checkpoints.root, self.total_training_steps)
 
     # ------------------------------------------------------------------------------------------------ start
 
@@ -173,19 +152,9 @@ class RayPPOTrainer:
         for worker_group in self.worker_groups.values():
             worker_group.init_model()
 
-    def shutdown(self) -> None:
-        """Ends the worker processes and closes the logs, all of them also where one cannot; safe to call twice."""
-        groups, self.worker_groups = self.worker_groups, {}
-        with ExitStack() as ending:
-            # From the last to the first.
-            ending.callback(self.run_log.close)
-            for reward_fn in (self.val_reward_fn, self.reward_fn):
-                if close := getattr(reward_fn, "close", None):
-                    ending.callback(close)
-            ending.callback(self.resource_pool_manager.shutdown)
-            for worker_group in reversed(groups.values()):
-                ending.callback(worker_group.shutdown)
-            log_unfinished_step(self)
+    def own_parts(self) -> tuple[Any, ...]:
+        """What scores responses."""
+        return self.val_reward_fn, self.reward_fn
 
     # -------------------------------------------------------------------------------------------------- fit
 
@@ -216,50 +185,10 @@ class RayPPOTrainer:
                 self.checkpoints.end_step()
             self._gather_config_reads()
 
-    def _gather_config_reads(self) -> None:
-        """Keys that workers in other processes have read, for the list of keys that nobody did."""
-        for worker_group in self.worker_groups.values():
-            mark_read(worker_group.config_reads())
-
-    def _start_run(self) -> None:
-        """Resumes, opens the logs, and validates before training if asked to."""
-        trainer = self.config.trainer
-        self.checkpoints.load()
-        self.run_log.open(self.checkpoints.root, self.global_steps)
-        is_wanted = trainer.val_before_train or trainer.val_only or self.checkpoints.validation_is_due
-        if is_wanted and self.val_dataloader is not None:
-            self._run_validation()
-            self.checkpoints.end_first_validation()
-            self.metrics["timing_s/testing"] = self.timing_raw["testing"]
-            self.run_log.step(self.metrics, self.global_steps)
-
-    def _batches(self) -> Iterator[dict[str, Any]]:
-        """Batches of prompts, one a step, until the last step."""
-        if self.config.trainer.val_only:
-            return
-        if self.is_last_step:
-            logger.warning(
-                "Nothing to train: the checkpoint is of step %d, and the run ends at step %d (trainer.total_training_steps).",
-                self.global_steps,
-                self.total_training_steps,
-            )
-        while not self.is_last_step:
-            self.checkpoints.stop.begin_step()
-            batch_dict = next(self.prompts)
-            self.global_steps += 1
-            yield batch_dict
-
-    @property
-    def is_last_step(self) -> bool:
-        """Whether the current step ends the run."""
-        return self.global_steps >= self.total_training_steps
-
     @contextmanager
     def _step(self) -> Iterator[None]:
-        self.metrics, self.reward_metrics, self.timing_raw, self.num_gen_tokens = {}, [], {}, 0
-        self.is_logged = False
-        recorded = self.profiler.step(self.global_steps, self.worker_groups.values(), self.run_log.events.write)
-        with recorded, marked_timer("step", self.timing_raw):
+        self.reward_metrics, self.num_gen_tokens = [], 0
+        with super()._step():
             yield
 
     # ----------------------------------------------------------------------------------------------- stages
@@ -426,34 +355,16 @@ class RayPPOTrainer:
         """Gives the rollout the policy's weights."""
         self.actor_rollout_wg.update_weights(self.global_steps)
 
+    def validation_metrics(self) -> dict[str, float]:
+        """What responses to the prompts of the validation score."""
+        return run_validation(self)
+
     # ------------------------------------------------------------------------------------------ bookkeeping
-
-    def _is_due(self, freq: int) -> bool:
-        return freq > 0 and (self.global_steps % freq == 0 or self.is_last_step)
-
-    def _validate(self) -> None:
-        """Validation metrics, every ``trainer.test_freq`` steps and at the end."""
-        if self.val_dataloader is not None and self._is_due(self.config.trainer.test_freq):
-            with self.checkpoints.leaves_validation():
-                self._run_validation()
-
-    @stage("testing")
-    def _run_validation(self) -> None:
-        self.metrics |= run_validation(self)
 
     def _end_updates(self, batch: DataProto) -> None:
         """From here on the step's result can be saved, and the run be left."""
         self.prompts.end_step(batch)
         self.checkpoints.take_state()
-
-    def _save_checkpoint(self) -> None:
-        """A checkpoint every ``trainer.save_freq`` steps, at the end, and whenever else one is due."""
-        if self.checkpoints.is_due():
-            self._write_checkpoint()
-
-    @stage("save_checkpoint")
-    def _write_checkpoint(self) -> None:
-        self.checkpoints.save()
 
     def _log(self, batch: DataProto) -> None:
         """All metrics of the step, to every logger and callback."""

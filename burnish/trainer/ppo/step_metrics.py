@@ -10,8 +10,8 @@ from burnish.trainer.ppo.pace import compute_throughout_metrics, compute_timing_
 from burnish.workers.updates import merge_updates
 
 if TYPE_CHECKING:
+    from burnish.trainer.loop import TrainingLoop
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
-    from burnish.trainer.sft.trainer import SFTTrainer
 
 
 def step_metrics(trainer: "RayPPOTrainer", batch: DataProto) -> dict[str, float]:
@@ -30,7 +30,7 @@ def step_metrics(trainer: "RayPPOTrainer", batch: DataProto) -> dict[str, float]
     return metrics | bottleneck_metrics(metrics)
 
 
-def log_unfinished_step(trainer: "RayPPOTrainer | SFTTrainer") -> None:
+def log_unfinished_step(trainer: "TrainingLoop") -> None:
     """Logs what there is of a step that was begun and not logged, as an error or a stop leaves it: what its stages have
     measured, the seconds they took, and ``training/failed``, 1."""
     if trainer.is_logged:

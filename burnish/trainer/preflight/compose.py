@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from burnish.config import PPOTrainerConfig, batch_plan, check_paths
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig, batch_plan, check_paths
+from burnish.config.data_names import named_sets
+from burnish.config.idle_sections import idle_sentences
 from burnish.config.load import load_with_notices
 from burnish.config.plan import BatchPlan
+from burnish.config.validation_checks import check_validation_data, idle_without_validation_data
 from burnish.trainer.preflight.findings import Findings
 from burnish.utils.errors import BurnishError, ConfigError
 
@@ -55,6 +58,16 @@ def composed(
     if left_out:
         findings.note(_AREA, f"What follows was checked without {', '.join(map(_key, left_out))}.")
     return config
+
+
+def tell_of_validation(config: PPOTrainerConfig | SFTTrainerConfig, findings: Findings) -> None:
+    """What is said of a run without validation data, which a command line names by files alone."""
+    if named_sets(config.data.val_files):
+        return
+    with findings.attempt(_AREA):
+        check_validation_data(config)
+    for notice in idle_sentences(config, idle_without_validation_data(config)):
+        findings.warning(_AREA, notice)
 
 
 def _key(setting: str) -> str:

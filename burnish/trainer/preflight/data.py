@@ -1,12 +1,15 @@
 """Reads and renders every row, and says what is wrong with each that cannot be used."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from burnish.config import PPOTrainerConfig
 from burnish.data import check_rows, create_rl_dataset
-from burnish.data.rl_dataset import Split
+from burnish.data.prepared_dataset import Split
+from burnish.data.problems import RowProblem
 from burnish.reward.compute_score import unscorable_rows
 from burnish.trainer.preflight.findings import Findings
 from burnish.utils.errors import BurnishError
@@ -29,7 +32,7 @@ def load_data(config: PPOTrainerConfig, tokenizer: Any, findings: Findings) -> d
         try:
             dataset: Any = create_rl_dataset(config.data, tokenizer, split=split)
         except BurnishError as error:
-            _tell_all(config, tokenizer, split, str(error), findings)
+            tell_problems(partial(check_rows, config.data, tokenizer), split, str(error), findings)
             continue
         if dataset is None:
             continue
@@ -61,11 +64,16 @@ def load_data(config: PPOTrainerConfig, tokenizer: Any, findings: Findings) -> d
     return datasets
 
 
-def _tell_all(config: PPOTrainerConfig, tokenizer: Any, split: Split, first: str, findings: Findings) -> None:
-    """Every row that cannot be used, where one has ended the reading; some of them as sentences."""
+def tell_problems(check: Callable[..., list[RowProblem]], split: Split, first: str, findings: Findings) -> None:
+    """Every row that cannot be used, where one has ended the reading; some of them as sentences.
+
+    Args:
+        check: `check_rows` or `check_conversations`, without the split.
+        first: what has ended the reading.
+    """
     key = f"data.{split}_files"
     try:
-        problems = check_rows(config.data, tokenizer, split=split, max_problems=_MOST_PROBLEMS)
+        problems = check(split=split, max_problems=_MOST_PROBLEMS)
     except BurnishError:
         problems = []
     findings.facts.setdefault("data_problems", {})[split] = [asdict(problem) for problem in problems]

@@ -10,7 +10,7 @@ from burnish.config.profiler_checks import check_profiled_device
 from burnish.render import load_tokenizer
 from burnish.reward import load_reward_manager
 from burnish.trainer.preflight.cluster import check_cluster
-from burnish.trainer.preflight.compose import check_composed, compose
+from burnish.trainer.preflight.compose import check_composed, compose, tell_of_validation
 from burnish.trainer.preflight.data import check_sources, load_data
 from burnish.trainer.preflight.disk import check_disk
 from burnish.trainer.preflight.findings import Findings
@@ -43,6 +43,7 @@ def preflight(
     if config is None:
         return found, None, None
     plan = check_composed(config, found)
+    tell_of_validation(config, found)
     tokenizer: Any = None
     model = config.actor_rollout_ref.model
     if model.path is not None:

@@ -1,22 +1,22 @@
 """Reads and renders every conversation, says what is wrong with each that cannot be used, and shows what is learnt of one."""
 
 import time
-from dataclasses import asdict
-from typing import Any
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config import SFTTrainerConfig
+from burnish.data.prepared_dataset import Split
 from burnish.data.sft_check import check_conversations
 from burnish.data.sft_dataset import SFTDataset
 from burnish.model.load import eos_token_ids
 from burnish.render import marked_text
+from burnish.trainer.preflight.data import tell_problems
 from burnish.trainer.preflight.findings import Findings
 from burnish.utils.errors import BurnishError, ModelError
 
 _AREA = "data"
-_MOST_PROBLEMS = 100
-_MOST_TOLD = 10
+_MOST_LOOKED_AT = 100
 
 
 def check_sft_rows(
@@ -33,10 +33,11 @@ def check_sft_rows(
     datasets: dict[str, SFTDataset] = {}
     if data.custom_cls.path is not None:
         return datasets
-    for split, files, max_samples in (
+    splits: tuple[tuple[Split, list[str], int], ...] = (
         ("train", data.train_files, data.train_max_samples),
         ("val", data.val_files, data.val_max_samples),
-    ):
+    )
+    for split, files, max_samples in splits:
         key = f"data.{split}_files"
         told = any(item.key == key and item.level == "error" for item in findings.items)
         if not files or told:
@@ -45,7 +46,7 @@ def check_sft_rows(
         try:
             dataset = SFTDataset(files, tokenizer, data, max_samples, key=key)
         except BurnishError as error:
-            _tell_all(config, tokenizer, split, error, findings)
+            tell_problems(partial(check_conversations, data, tokenizer), split, str(error), findings)
             continue
         datasets[split] = dataset
         _describe(dataset, split, time.perf_counter() - start, findings)
@@ -94,7 +95,7 @@ def _check_stops(
     except (ModelError, OSError):
         return  # Whoever reads the model says what is wrong with it.
     ends = set()
-    for position in range(min(len(dataset), _MOST_PROBLEMS)):
+    for position in range(min(len(dataset), _MOST_LOOKED_AT)):
         ends.add(dataset[position]["input_ids"][dataset.learnt_spans(position)[-1][1] - 1])
     # Cut answers end anywhere.
     if not stops or ends & stops or dataset.notes["answers_without_end"]:
@@ -108,26 +109,3 @@ def _check_stops(
         f"actor_rollout_ref.rollout.stop_token_ids=[{end}] where it generates.",
         "model.path",
     )
-
-
-def _tell_all(
-    config: SFTTrainerConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Any,
-    first: BurnishError,
-    findings: Findings,
-) -> None:
-    """Every row that cannot be used, where one has ended the reading; some of them as sentences."""
-    key = f"data.{split}_files"
-    try:
-        problems = check_conversations(config.data, tokenizer, split=split, max_problems=_MOST_PROBLEMS)
-    except BurnishError:
-        problems = []
-    findings.facts.setdefault("data_problems", {})[split] = [asdict(problem) for problem in problems]
-    for problem in problems[:_MOST_TOLD]:
-        findings.error(_AREA, problem.message, key)
-    if not problems:
-        findings.error(_AREA, str(first), key)
-    if len(problems) > _MOST_TOLD:
-        most = f"{_MOST_PROBLEMS} or more" if len(problems) == _MOST_PROBLEMS else f"{len(problems)}"
-        findings.error(_AREA, f"{key}: {most} problems in all; --json has them.", key)

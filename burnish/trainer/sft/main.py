@@ -13,12 +13,18 @@ from typing import Any
 
 from burnish.config import SFTTrainerConfig, check_paths, load_sft_config, to_shown_yaml
 from burnish.config.cli import parse_train_args
+from burnish.config.profiler_checks import check_profiled_device
 from burnish.config.usage import track, unread
 from burnish.trainer.callers_process import left_as_found
-from burnish.trainer.cluster import pool_spec, resolve_machine, worker_group_cls, world_size
+from burnish.trainer.cluster import pool_manager, resolve_machine, worker_group_cls, world_size
 from burnish.trainer.ending import exit_status
 from burnish.trainer.run import Parts, RunSummary, live
-from burnish.trainer.start_checks import check_folder, check_model_sharing, check_nobody_runs_in
+from burnish.trainer.start_checks import (
+    check_folder,
+    check_model_sharing,
+    check_nobody_runs_in,
+    run_without_validation_data,
+)
 from burnish.trainer.supervised import follow_supervisor, in_supervision
 from burnish.trainer.supervisor import supervise
 from burnish.utils import env
@@ -47,15 +53,7 @@ class SFTTaskRunner:
         """How many processes on how many nodes."""
         from burnish.trainer.sft.trainer import ROLE
 
-        trainer, spec = config.trainer, pool_spec(config)
-        mapping: dict[Any, str] = {ROLE: "global_pool"}
-        if trainer.controller == "local":
-            from burnish.single_controller import LocalResourcePoolManager
-
-            return LocalResourcePoolManager(resource_pool_spec=spec, mapping=mapping)
-        from burnish.single_controller.ray import ResourcePoolManager
-
-        return ResourcePoolManager(resource_pool_spec=spec, mapping=mapping, use_gpu=trainer.device == "cuda")
+        return pool_manager(config, {ROLE: "global_pool"})
 
     def build_trainer(self, config: SFTTrainerConfig, parts: Parts) -> Any:
         """Rows rendered, workers not started yet."""
@@ -70,12 +68,8 @@ class SFTTaskRunner:
         )
         train_dataset = create_sft_dataset(config, tokenizer, split="train", rows=parts.train_rows)
         val_dataset = create_sft_dataset(config, tokenizer, split="val", rows=parts.val_rows)
-        if config.trainer.val_only and val_dataset is None:
-            raise ConfigError("trainer.val_only=true, but there is nothing to validate on. Set data.val_files.")
-        if config.trainer.keep_best is not None and val_dataset is None:
-            raise ConfigError(
-                f"trainer.keep_best={config.trainer.keep_best}, but there is nothing to validate on. Set data.val_files."
-            )
+        if val_dataset is None:
+            run_without_validation_data(config)
         return self.trainer_class()(
             config,
             tokenizer,
@@ -84,7 +78,7 @@ class SFTTaskRunner:
             worker_group_cls(config),
             train_dataset,
             val_dataset,
-            collate_fn=partial(collate, pad_token_id=tokenizer.pad_token_id),
+            collate_fn=partial(collate, pad_token_id=tokenizer.pad_token_id, vocab_size=len(tokenizer)),
             callbacks=parts.callbacks,
         )
 
@@ -101,6 +95,7 @@ class SFTTaskRunner:
         config: SFTTrainerConfig = trainer.config
         check_nobody_runs_in(config.trainer.default_local_dir)
         check_model_sharing(config.model, config.engine.ulysses_sequence_parallel_size)
+        check_profiled_device(config)
         check_loggers(config.trainer.logger)
         if config.trainer.device == "cuda":
             found = Findings()
@@ -171,8 +166,8 @@ def _train(argv: list[str]) -> int:
         return supervise(argv, config, module="burnish.trainer.sft.main")
     follow_supervisor()
     summary = run_sft(config)
-    # A run that was stopped, or that only validates, reads fewer keys and is to blame for none.
-    unread_keys = unread(config) if not summary.interrupted and not config.trainer.val_only else []
+    # A run that was stopped, or that trains nothing, reads fewer keys and is to blame for none.
+    unread_keys = unread(config) if summary.trained and not summary.interrupted else []
     if unread_keys:
         console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
     if config.trainer.console != "off":

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.config import SFTTrainerConfig, check_paths, load_sft_with_notices
+from burnish.config.profiler_checks import check_profiled_device
 from burnish.render import check_template, load_tokenizer
 from burnish.trainer.cluster import resolve_machine, world_size
 from burnish.trainer.preflight.cluster import check_cluster
-from burnish.trainer.preflight.compose import composed
+from burnish.trainer.preflight.compose import composed, tell_of_validation
 from burnish.trainer.preflight.disk import check_disk
 from burnish.trainer.preflight.findings import Findings
 from burnish.trainer.preflight.memory import MemoryReport
@@ -51,11 +52,13 @@ def preflight_sft(
         found.error("config", str(error))
         if not isinstance(config.trainer.n_gpus_per_node, int):
             return found, config
+    tell_of_validation(config, found)
     found.note("config", describe_step(config, world_size(config)))
     with found.attempt("config"):
         from burnish.utils.tracking import check_loggers
 
         check_loggers(config.trainer.logger)
+        check_profiled_device(config)
     train = _check_data(config, found)
     report = None
     if config.model.path is not None and not found.of("error"):
@@ -68,7 +71,7 @@ def preflight_sft(
 
 def _check_data(config: SFTTrainerConfig, found: Findings) -> Any:
     """The template and every row; the training set, or None."""
-    from burnish.trainer.sft.datasets import create_sft_dataset
+    from burnish.trainer.sft.datasets import collate, create_sft_dataset
 
     model, tokenizer = config.model, None
     if model.path is None:
@@ -90,7 +93,10 @@ def _check_data(config: SFTTrainerConfig, found: Findings) -> Any:
     if config.data.custom_cls.path is not None:
         for split in ("train", "val"):
             with found.attempt("data"):
-                sets[split] = create_sft_dataset(config, tokenizer, split=split)  # type: ignore[arg-type]
+                own = create_sft_dataset(config, tokenizer, split=split)  # type: ignore[arg-type]
+                if own is not None:
+                    collate([own[0]], tokenizer.pad_token_id, len(tokenizer))
+                sets[split] = own
     train, val = sets.get("train"), sets.get("val")
     if train is None:
         return None
@@ -104,10 +110,6 @@ def _check_data(config: SFTTrainerConfig, found: Findings) -> Any:
         )
     elif steps is not None:
         found.note("data", describe_run(config, len(train), 0 if val is None else len(val), steps))
-    if config.trainer.keep_best is not None and val is None:
-        found.error(
-            "data", f"trainer.keep_best={config.trainer.keep_best}: there is nothing to validate on (data.val_files)."
-        )
     return train
 
 

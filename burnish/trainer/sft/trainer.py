@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.config import SFTTrainerConfig
-from burnish.config.usage import mark_read
 from burnish.data.loader import create_dataloader
 from burnish.protocol import DataProto
 from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_colocated_worker_cls
 from burnish.trainer.cluster_nodes import refuse_unfit_nodes
+from burnish.trainer.loop import TrainingLoop
 from burnish.trainer.ppo.bottleneck import bottleneck_metrics
-from burnish.trainer.ppo.checkpoints import RunCheckpoints
 from burnish.trainer.ppo.mini_batches import plan_mini_batches
 from burnish.trainer.ppo.pace import compute_throughout_metrics
-from burnish.trainer.ppo.prompts import PromptStream
-from burnish.trainer.ppo.run_log import RunLog
 from burnish.trainer.ppo.spawn import stack_folder
 from burnish.trainer.ppo.stages import StepReport, stage
-from burnish.trainer.ppo.step_metrics import log_unfinished_step
 from burnish.trainer.ppo.updates import SkippedUpdates, merge_ranks
 from burnish.trainer.sft.validation import run_validation
-from burnish.utils.timing import marked_timer
-
-logger = logging.getLogger("burnish.trainer")
 
 ROLE = "actor"
 """Of the one model, as its part of a checkpoint is called: what reads checkpoints knows it by this name."""
 
 
-class SFTTrainer:
+class SFTTrainer(TrainingLoop):
     """Teaches a model the marked tokens of conversations.
 
     Args:
@@ -49,7 +40,7 @@ class SFTTrainer:
         DataError: the rows cannot fill one batch.
     """
 
-    use_critic = False
+    config: SFTTrainerConfig
 
     def __init__(
         self,
@@ -64,41 +55,24 @@ class SFTTrainer:
         collate_fn: Callable[..., DataProto],
         callbacks: tuple[Callable[[StepReport], None], ...] = (),
     ) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
         self.worker_cls = worker_cls
-        self.resource_pool_manager = resource_pool_manager
         self.worker_group_cls = worker_group_cls
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
-        self.global_steps = 0
         self.total_tokens = 0
-        self.current_stage = "start"
-        self.metrics: dict[str, float] = {}
-        self.timing_raw: dict[str, float] = {}
-        self.is_logged = True
-        self.worker_groups: dict[str, Any] = {}
-        self.actor_rollout_wg: Any = None
-        self.critic_wg: Any = None
         data = config.data
         common: dict[str, Any] = {"seed": data.seed, "num_workers": data.num_workers, "collate_fn": collate_fn}
-        self.train_dataloader = create_dataloader(
-            train_dataset, data.train_batch_size, shuffle=data.shuffle, drop_last=True, **common
-        )
-        self.val_dataloader = None
+        train = create_dataloader(train_dataset, data.train_batch_size, shuffle=data.shuffle, drop_last=True, **common)
+        validation = None
         if val_dataset is not None:
             size = data.val_batch_size or data.train_batch_size
-            self.val_dataloader = create_dataloader(val_dataset, size, shuffle=False, drop_last=False, **common)
-        self.prompts = PromptStream(self.train_dataloader)
-        epochs, steps = config.trainer.total_epochs, config.trainer.total_training_steps
-        self.total_training_steps = steps or len(self.train_dataloader) * epochs
-        self.checkpoints = RunCheckpoints(self)
+            validation = create_dataloader(val_dataset, size, shuffle=False, drop_last=False, **common)
+        super().__init__(config, tokenizer, resource_pool_manager, train, validation, callbacks)
         self.skipped_updates = SkippedUpdates(
             config.trainer.max_skipped_updates,
             self.checkpoints.root,
             why_empty="no row had a token that is learnt",
             advice="and the rows, or lower the learning rate (optim.lr)",
         )
-        self.run_log = RunLog(config, tokenizer, callbacks, self.total_training_steps)
 
     # ------------------------------------------------------------------------------------------------ start
 
@@ -129,17 +103,6 @@ class SFTTrainer:
         self.actor_rollout_wg = self.worker_groups[ROLE]
         self.actor_rollout_wg.init_model()
 
-    def shutdown(self) -> None:
-        """Ends the worker processes and closes the logs, all of them also where one cannot; safe to call twice."""
-        groups, self.worker_groups = self.worker_groups, {}
-        with ExitStack() as ending:
-            # From the last to the first.
-            ending.callback(self.run_log.close)
-            ending.callback(self.resource_pool_manager.shutdown)
-            for group in groups.values():
-                ending.callback(group.shutdown)
-            log_unfinished_step(self)
-
     # -------------------------------------------------------------------------------------------------- fit
 
     def fit(self) -> None:
@@ -151,7 +114,8 @@ class SFTTrainer:
         """
         with self.checkpoints.stoppable():
             self._start_run()
-            for batch in self._batches():
+            for rows in self._batches():
+                batch = self.learnt_rows(rows)
                 with self._step():
                     self._train(batch)
                 self._end_updates(batch)
@@ -159,36 +123,7 @@ class SFTTrainer:
                 self._save_checkpoint()
                 self._log(batch)
                 self.checkpoints.end_step()
-            for group in self.worker_groups.values():
-                mark_read(group.config_reads())
-
-    def _start_run(self) -> None:
-        """Resumes, opens the logs, and validates before training if asked to."""
-        trainer = self.config.trainer
-        self.checkpoints.load()
-        self.run_log.open(self.checkpoints.root, self.global_steps)
-        is_wanted = trainer.val_before_train or trainer.val_only or self.checkpoints.validation_is_due
-        if is_wanted and self.val_dataloader is not None:
-            self._run_validation()
-            self.checkpoints.end_first_validation()
-            self.metrics["timing_s/testing"] = self.timing_raw["testing"]
-            self.run_log.step(self.metrics, self.global_steps)
-
-    def _batches(self) -> Iterator[DataProto]:
-        """The rows of one step after the other, until the last step."""
-        if self.config.trainer.val_only:
-            return
-        if self.is_last_step:
-            logger.warning(
-                "Nothing to train: the checkpoint is of step %d, and the run ends at step %d (trainer.total_training_steps).",
-                self.global_steps,
-                self.total_training_steps,
-            )
-        while not self.is_last_step:
-            self.checkpoints.stop.begin_step()
-            rows: Any = next(self.prompts)
-            self.global_steps += 1
-            yield self.learnt_rows(rows)
+            self._gather_config_reads()
 
     @staticmethod
     def learnt_rows(rows: DataProto) -> DataProto:
@@ -199,17 +134,6 @@ class SFTTrainer:
         batch = rows.select()
         batch.tensors["response_mask"] = batch.tensors["loss_mask"].bool()
         return batch
-
-    @property
-    def is_last_step(self) -> bool:
-        """Whether the current step ends the run."""
-        return self.global_steps >= self.total_training_steps
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        self.metrics, self.timing_raw, self.is_logged = {}, {}, False
-        with marked_timer("step", self.timing_raw):
-            yield
 
     # ----------------------------------------------------------------------------------------------- stages
 
@@ -229,18 +153,9 @@ class SFTTrainer:
         num_updates = len(planned.meta_info["mini_batches"]) - int(metrics["train/empty_updates"])
         self.skipped_updates.watch("train", metrics, num_updates, self.global_steps, batch)
 
-    def _is_due(self, freq: int) -> bool:
-        return freq > 0 and (self.global_steps % freq == 0 or self.is_last_step)
-
-    def _validate(self) -> None:
-        """The loss of the validation, every ``trainer.test_freq`` steps and at the end."""
-        if self.val_dataloader is not None and self._is_due(self.config.trainer.test_freq):
-            with self.checkpoints.leaves_validation():
-                self._run_validation()
-
-    @stage("testing")
-    def _run_validation(self) -> None:
-        self.metrics |= run_validation(self)
+    def validation_metrics(self) -> dict[str, float]:
+        """The loss of the validation."""
+        return run_validation(self)
 
     # ------------------------------------------------------------------------------------------ bookkeeping
 
@@ -260,15 +175,6 @@ class SFTTrainer:
         self.total_tokens += int(batch.tensors["attention_mask"].count_nonzero())
         self.prompts.end_step(batch)
         self.checkpoints.take_state()
-
-    def _save_checkpoint(self) -> None:
-        """A checkpoint every ``trainer.save_freq`` steps, at the end, and whenever else one is due."""
-        if self.checkpoints.is_due():
-            self._write_checkpoint()
-
-    @stage("save_checkpoint")
-    def _write_checkpoint(self) -> None:
-        self.checkpoints.save()
 
     def _log(self, batch: DataProto) -> None:
         """All metrics of the step, to every logger and callback."""

@@ -117,6 +117,9 @@ def test_what_is_no_model_is_said_with_what_is_there(tmp_path: Path) -> None:
     write(tmp_path / "notes.txt")
     with pytest.raises(ConfigError, match="holds no model.*It holds: notes.txt"):
         find_model(str(tmp_path))
+    write(tmp_path / "unsaved" / "run_id")
+    with pytest.raises(ConfigError, match="this run has saved no checkpoint. Train it with trainer.save_freq above 0"):
+        find_model(str(tmp_path / "unsaved"))
     with pytest.raises(ConfigError, match="there is no folder"):
         find_model(str(tmp_path / "nowhere"))
     checkpoint(tmp_path / "started", 1, complete=False)

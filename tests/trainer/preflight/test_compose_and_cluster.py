@@ -5,7 +5,7 @@ import pytest
 from burnish.config import load_config
 from burnish.config.schema import leaves
 from burnish.trainer.preflight.cluster import check_cluster
-from burnish.trainer.preflight.compose import compose
+from burnish.trainer.preflight.compose import compose, tell_of_validation
 from burnish.trainer.preflight.findings import Findings, key_of
 from tests.e2e.runs import TINY
 
@@ -41,6 +41,17 @@ def test_all_wrong_settings_are_told_and_the_rest_is_composed():
     messages = [finding.message for finding in findings.of("error")]
     for setting in wrong:
         assert any(setting.partition("=")[0] in message for message in messages)
+
+
+def test_a_run_without_validation_data_is_told_what_has_no_effect_or_that_it_needs_some():
+    keys = ["data.train_files=x.parquet", "data.val_files=null", "trainer.test_freq=5"]
+    findings = Findings()
+    tell_of_validation(load_config(keys), findings)
+    (told,) = [item.message for item in findings.of("warning")]
+    assert "trainer.test_freq=5. The reason: there is nothing to validate on" in told
+    assert findings.ok
+    tell_of_validation(load_config([*keys, "trainer.val_only=true"]), findings)
+    assert "nothing to validate on. Set data.val_files" in findings.of("error")[0].message
 
 
 def test_the_key_of_a_message_is_the_one_it_begins_with():

@@ -254,9 +254,9 @@ class CheckpointManager:
         if expected is None or free is None or free >= expected + _SPARE_BYTES:
             return
         raise DiskError(
-            f"There is no room for a checkpoint in {self.root}: one takes about {expected / MIB:,.1f} MiB, and "
-            f"{free / MIB:,.1f} MiB are free. Make room, keep fewer of them (trainer.max_actor_ckpt_to_keep), or save to another "
-            f"disk (trainer.default_local_dir)."
+            f"There is no room for a checkpoint in {self.root}: one takes about {expected / MIB:,.1f} MiB and "
+            f"leaves {_SPARE_BYTES / MIB:,.0f} MiB to others, and {free / MIB:,.1f} MiB are free. Make "
+            f"room, keep fewer of them (trainer.max_actor_ckpt_to_keep), or save to another disk (trainer.default_local_dir)."
         )
 
     def _expected_bytes(self) -> int | None:

@@ -19,8 +19,7 @@ from burnish.utils.errors import BurnishError, CheckpointError, ConfigError, Wor
 from burnish.workers.handed_back import checked
 
 if TYPE_CHECKING:
-    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
-    from burnish.trainer.sft.trainer import SFTTrainer
+    from burnish.trainer.loop import TrainingLoop
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -39,7 +38,7 @@ class RunCheckpoints:
         validation_is_due: whether the step was left before its validation, which the run that goes on makes up for.
     """
 
-    def __init__(self, trainer: RayPPOTrainer | SFTTrainer) -> None:
+    def __init__(self, trainer: TrainingLoop) -> None:
         config = trainer.config
         self.trainer = trainer
         self.stop = StopControl(config.trainer, in_process=config.trainer.controller == "local")

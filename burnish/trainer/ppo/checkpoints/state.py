@@ -27,8 +27,7 @@ from burnish.utils.errors import CheckpointError, DataError
 from burnish.utils.secrets import redact
 
 if TYPE_CHECKING:
-    from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
-    from burnish.trainer.sft.trainer import SFTTrainer
+    from burnish.trainer.loop import TrainingLoop
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -72,7 +71,7 @@ _MODEL_KEYS = (
 _ROWS_LOOKED_AT = 64
 
 
-def state_of(trainer: RayPPOTrainer | SFTTrainer) -> dict[str, Any]:
+def state_of(trainer: TrainingLoop) -> dict[str, Any]:
     """The trainer's state at the end of a step, in JSON's types; a copy, which later steps do not change.
 
     Raises:
@@ -115,7 +114,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder / STATE} cannot be read: {type(error).__name__}: {error}.") from error
 
 
-def restore(trainer: RayPPOTrainer | SFTTrainer, state: dict[str, Any]) -> None:
+def restore(trainer: TrainingLoop, state: dict[str, Any]) -> None:
     """Puts the trainer where ``state`` was taken; the generators come last, by `restore_generators`."""
     trainer.global_steps = state["global_steps"]
     trainer.prompts.load_state_dict(state)
@@ -139,7 +138,7 @@ def restore_generators(config: PPOTrainerConfig | SFTTrainerConfig, state: dict[
 # ---------------------------------------------------------------------------------------------- belongings
 
 
-def belongings(trainer: RayPPOTrainer | SFTTrainer) -> dict[str, Any]:
+def belongings(trainer: TrainingLoop) -> dict[str, Any]:
     """Trainer, model, data and configuration that a state is of."""
     return {
         "trainer": "sft" if isinstance(trainer.config, SFTTrainerConfig) else "ppo",
