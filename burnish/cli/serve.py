@@ -165,9 +165,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ResourceError(
-            f"Nothing can listen at {host}:{port}: {getattr(error, 'strerror', None) or error}. Choose another --host or --port."
-        ) from error
+        why = (getattr(error, "strerror", None) or str(error)).rstrip(".")
+        raise ResourceError(f"Nothing can listen at {host}:{port}: {why}. Choose another --host or --port.") from error
     return listener
 
 

@@ -18,6 +18,9 @@ from torch.distributed.tensor import DTensor, Shard
 from burnish.engine.layout import Layout, persistent_buffers
 from burnish.model.lora import hf_name, is_adapter_name
 
+# Newer versions of torch warn of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 # Of a whole bucket: large enough for bandwidth, small beside a model.
 BUCKET_BYTES = 256 << 20
 
@@ -98,7 +101,7 @@ class _Bucket:
             local = cast(DTensor, tensor).to_local()
             part[: local.numel()].copy_(local.reshape(-1), non_blocking=True)
         self._parts = torch.empty(num_ranks, sum(sizes), dtype=self.dtype, device=device)
-        self._work = dist.all_gather_into_tensor(self._parts.view(-1), mine, group=self.group, async_op=True)
+        self._work = _all_gather(self._parts.view(-1), mine, group=self.group, async_op=True)
 
     def finish(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of each entry."""

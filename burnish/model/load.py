@@ -222,7 +222,10 @@ def _load(
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"No {type(config).__name__} model can be loaded from {path!r}: {error}") from error
+        said = f"No {type(config).__name__} model can be loaded from {path!r}: {str(error).rstrip('.')}."
+        if isinstance(error, OSError | SafetensorError):
+            said += " Where a file of weights is missing or cut short, copy or download the model again."
+        raise ModelError(said) from error
     except IndexError as error:
         # The padding id is looked up in the embedding while that is made.
         raise ModelError(

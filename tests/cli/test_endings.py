@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from burnish.trainer.ending import Terminated, exit_status
+from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm
+from burnish.trainer.run import _as_raised
 from burnish.utils.errors import ConfigError, ModelError, TrainingError, WorkerError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -83,6 +84,24 @@ def test_sigterm_means_again_what_it_meant_before_once_the_command_has_ended():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_sigterm_while_ray_starts_with_a_handler_of_its_own_ends_the_command_likewise(capsys):
+    def leave(number, frame):
+        sys.exit(number)
+
+    def command() -> int:
+        ours = signal.getsignal(signal.SIGTERM)
+        with keeps_sigterm():
+            signal.signal(signal.SIGTERM, leave)
+        assert signal.getsignal(signal.SIGTERM) is ours
+        with keeps_sigterm():
+            signal.signal(signal.SIGTERM, leave)
+            signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    assert exit_status(command) == 143
+    assert capsys.readouterr().err == "Stopped before training began.\n"
+
+
 def raising(error: Exception, cause: Exception | None = None):
     def command() -> int:
         raise error from cause
@@ -102,3 +121,16 @@ def test_what_fails_in_the_run_is_status_1_and_what_nobody_foresaw_shows_where_i
     assert exit_status(raising(WorkerError("rank 0 failed"), ZeroDivisionError("by zero"))) == 1
     assert caplog.records[0].exc_info is not None
     assert capsys.readouterr().err.endswith("WorkerError: rank 0 failed\n")
+
+
+def test_sigterm_that_native_code_has_made_a_ctrl_c_is_sigterm_again():
+    def waits(signalled: type[KeyboardInterrupt]) -> None:
+        try:
+            raise signalled
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    for signalled in (Terminated, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as caught, _as_raised():
+            waits(signalled)
+        assert type(caught.value) is signalled

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from burnish.config import load_config, load_with_notices
+from burnish.config import load_config, load_sft_config, load_with_notices
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.trainer.ppo.profiling import StepProfiler
 from burnish.utils.errors import ConfigError
 from burnish.utils.events import read_events
 from tests.e2e.runs import logged, tiny_run
+from tests.e2e.sft import sft_run
 
 MODEL = "actor_rollout_ref.model.path=/m"
 DATA = "data.train_files=a.jsonl"
@@ -55,6 +56,16 @@ def test_all_roles_of_a_process_are_in_the_trace_of_a_wanted_step(tmp_path: Path
     (event,) = (event for event in read_events(tmp_path / "recorded") if event["kind"] == "profile")
     assert event["step"] == 2
     assert event["files"] == [str(folder / "step_2" / "policy-rank0.trace.json.gz")]
+
+
+def test_a_step_of_supervised_fine_tuning_is_recorded_and_its_numbers_are_the_same(tmp_path: Path) -> None:
+    steps = ["trainer.total_training_steps=2"]
+    sft_run(tmp_path / "plain", *steps)
+    sft_run(tmp_path / "recorded", *steps, "global_profiler.tool=torch", "global_profiler.steps=[2]")
+    folder = tmp_path / "recorded" / "profile"
+    assert files_in(folder) == ["step_2/model-rank0.trace.json.gz"]
+    assert spans_of(folder / "step_2" / "model-rank0.trace.json.gz").count("model.train_batch") == 1
+    assert logged(tmp_path / "plain") == logged(tmp_path / "recorded")
 
 
 @pytest.mark.slow
@@ -164,10 +175,14 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     config = load_config(
         [MODEL, DATA, "trainer.device=cpu", "global_profiler.tool=torch_memory", "global_profiler.steps=[1]"]
     )
-    with pytest.raises(
-        ConfigError, match=r"global_profiler.tool=torch_memory takes snapshots of a GPU's memory.*\[cpu,memory\]"
-    ):
-        check_profiled_device(config)
+    of_sft = load_sft_config(
+        [DATA, "trainer.device=cpu", "profiler.tool=torch_memory", "profiler.enable=true", "global_profiler.steps=[1]"]
+    )
+    for one, key in ((config, "global_profiler.tool"), (of_sft, "profiler.tool")):
+        with pytest.raises(
+            ConfigError, match=rf"^{key}=torch_memory takes snapshots of a GPU's memory.*\[cpu,memory\]"
+        ):
+            check_profiled_device(one)
 
 
 def test_settings_that_record_nothing_are_told() -> None:

@@ -280,10 +280,12 @@ def test_a_run_whose_time_is_over_saves_and_says_that_it_is_to_be_gone_on_with(t
 
 
 def test_a_run_that_is_at_or_past_its_last_step_says_so_and_ends(tmp_path, caplog):
-    tiny_run(tmp_path, "trainer.total_training_steps=2", *COMMON)
+    assert tiny_run(tmp_path, "trainer.total_training_steps=2", *COMMON).trained
     for last in (2, 1):
         caplog.clear()
-        assert tiny_run(tmp_path, f"trainer.total_training_steps={last}", *COMMON).status == 0
+        summary = tiny_run(tmp_path, f"trainer.total_training_steps={last}", *COMMON)
+        # Keys that were not read are no mistake then.
+        assert (summary.status, summary.trained) == (0, False)
         assert "Nothing to train: the checkpoint is of step 2" in caplog.text
         assert len(logged(tmp_path)) == 2
 
