@@ -46,7 +46,11 @@ class OwnRay:
         from ray._private import services as of_ray
 
         services: Any = of_ray
-        popen = services.ConsolePopen
+        popen = getattr(services, "ConsolePopen", None)
+        if popen is None:
+            # Another version of Ray: its processes end with whatever signal reaches the group.
+            yield
+            return
 
         def start(command: Any, **options: Any) -> subprocess.Popen[bytes]:
             process = popen(command, **options, process_group=0)
