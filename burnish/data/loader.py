@@ -1,8 +1,10 @@
 """Batches of rows, with a place that can be saved and restored."""
 
+import os
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -60,7 +62,7 @@ def create_dataloader(
             drop_last=drop_last,
             collate_fn=collate_fn or partial(default_collate_fn, pad_token_id=pad_token_id),
             generator=torch.Generator().manual_seed(seed),
-            worker_init_fn=_leave_ctrl_c_to_the_run,
+            worker_init_fn=_leave_signals_to_the_run,
         )
 
 
@@ -78,6 +80,9 @@ def num_rows_of(dataset: Any) -> int:
     return len(dataset)
 
 
-def _leave_ctrl_c_to_the_run(worker: int) -> None:
-    # A terminal sends it to all processes; a run that is asked to stop may still need its readers.
+def _leave_signals_to_the_run(worker: int) -> None:
+    # A terminal sends Ctrl-C to all processes of a group, `timeout` and schedulers send SIGTERM; a run that is asked to stop may
+    # still need its readers. In a group of its own a reader hears neither, and can still be ended by name.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        os.setpgid(0, 0)

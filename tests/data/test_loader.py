@@ -1,5 +1,7 @@
 import io
 import itertools
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -150,6 +152,29 @@ def test_a_place_in_other_data_is_refused():
     other.load_state_dict(loader.state_dict())
     with pytest.raises(DataError, match=r"num_rows 7 -> 8.*resume_mode=disable"):
         iter(other)
+
+
+class WhereItIsRead(torch.utils.data.Dataset):
+    """Rows that say which process read them, of which process group, and what it does at Ctrl-C."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return {"process": os.getpid(), "group": os.getpgrp(), "ignores_ctrl_c": ignores}
+
+
+def test_signals_for_the_group_of_the_run_pass_its_readers_by():
+    loader = create_dataloader(
+        WhereItIsRead(), 2, shuffle=False, seed=0, num_workers=1, drop_last=True, collate_fn=lambda rows: rows
+    )
+    read = [row for batch in loader for row in batch]
+    assert len(read) == 4
+    for row in read:
+        assert row["process"] != os.getpid()
+        assert row["group"] == row["process"]
+        assert row["ignores_ctrl_c"]
 
 
 def test_a_batch_larger_than_the_dataset_is_an_error_with_both_numbers():
