@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from burnish.utils.timing import marked_timer
 logger = logging.getLogger("burnish.trainer")
 
 
-class TrainingLoop:
+class TrainingLoop(ABC):
     """The outline of a run. A trainer's ``fit`` puts its stages into it.
 
     Args:
@@ -68,29 +69,29 @@ class TrainingLoop:
 
     # ---------------------------------------------------------------------------------- what a trainer adds
 
+    @abstractmethod
     def init_workers(self) -> None:
         """Starts the worker processes and loads the models."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fit(self) -> None:
         """Trains until ``trainer.total_training_steps``, from the newest checkpoint if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def own_state(self) -> dict[str, Any]:
         """What a checkpoint holds of this trainer beside its place in the data."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore_own_state(self, state: Any) -> None:
         """Goes on with what `own_state` gave."""
-        raise NotImplementedError
 
+    @abstractmethod
     def push_weights(self) -> None:
         """Gives the weights to whoever else works with them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def validation_metrics(self) -> dict[str, float]:
         """What a validation finds."""
-        raise NotImplementedError
 
     def own_parts(self) -> Sequence[Any]:
         """What is closed with the run beside its workers, the first one last."""
