@@ -1,5 +1,6 @@
 """What the data sets of prompts and of conversations share: rows of files or of Python, prepared one by one or kept before."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ class RowCache(Protocol):
         """Writes them."""
 
 
-class PreparedDataset(Dataset[dict[str, Any]], Generic[Row]):
+class PreparedDataset(Dataset[dict[str, Any]], Generic[Row], ABC):
     """A data set whose rows are all checked and rendered when it is made. ``Row`` is what its preparer makes of one."""
 
     row_cache: RowCache
@@ -61,16 +62,17 @@ class PreparedDataset(Dataset[dict[str, Any]], Generic[Row]):
         """Where item ``position`` comes from, in words: "train.jsonl, row 3 (line 4)"."""
         return str(self._places[position])
 
+    @abstractmethod
     def _start(self, tokenizer: PreTrainedTokenizerBase, config: Any, split: Split) -> None:
         """Makes an empty data set."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _add_all(self, rows: Iterable[Row]) -> None:
-        raise NotImplementedError
+        """Takes the prepared rows in."""
 
+    @abstractmethod
     def _finish(self, origin: str) -> None:
         """Raises if nothing is left; logs what was changed."""
-        raise NotImplementedError
 
     def _prepared(self, sources: list[Source], split: Split, max_samples: int) -> Iterable[Row]:
         """The rows of the sources, from the cache where it has them."""
