@@ -3,12 +3,11 @@
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.grpo_work import GRPOWork, prompt_texts, score
+from benchmarks.grpo_work import GRPOWork, measured_run, prompt_texts, score
 from benchmarks.peers.trl_engine import fingerprint
 from burnish.config import load_config
 from burnish.single_controller import Dispatch, register
@@ -120,18 +119,15 @@ def run_steps(
                     "actor_rollout_ref.rollout.ignore_eos": True,
                     "actor_rollout_ref.actor.ppo_mini_batch_size": work.prompts,
                     "actor_rollout_ref.actor.optim.lr": lr,
-                    "data.train_files": None,
-                    "data.val_files": None,
-                    "data.train_batch_size": work.prompts,
-                    "data.max_prompt_length": work.prompt_length,
-                    "data.max_response_length": work.response_length,
-                    "trainer.total_training_steps": steps + 1,
-                    "trainer.device": device,
-                    "trainer.n_gpus_per_node": gpus,
-                    "trainer.default_local_dir": str(Path(folder) / "run"),
-                    "trainer.logger": ["file"],
-                    "trainer.save_freq": -1,
-                    "trainer.test_freq": -1,
+                    **measured_run(
+                        prompts=work.prompts,
+                        prompt_length=work.prompt_length,
+                        response_length=work.response_length,
+                        steps=steps + 1,
+                        device=device,
+                        folder=folder,
+                        gpus=gpus,
+                    ),
                 },
                 overrides,
             ],

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -50,3 +51,30 @@ def score(text: str) -> float:
     """A reward that costs nothing and differs among responses: the share of even digits in the text."""
     digits = [character for character in text if character.isdigit()]
     return sum(character in "02468" for character in digits) / max(1, len(digits))
+
+
+def measured_run(
+    *,
+    prompts: int,
+    prompt_length: int,
+    response_length: int,
+    steps: int,
+    device: str,
+    folder: str | Path,
+    gpus: int = 1,
+) -> dict[str, Any]:
+    """Keys of a short run that is measured: rows given from Python, nothing validated or saved, its files in ``folder``."""
+    return {
+        "data.train_files": None,
+        "data.val_files": None,
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": prompt_length,
+        "data.max_response_length": response_length,
+        "trainer.total_training_steps": steps,
+        "trainer.device": device,
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.default_local_dir": str(Path(folder) / "run"),
+        "trainer.logger": ["file"],
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
+    }

@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from burnish.utils import env
@@ -24,7 +23,7 @@ env.calm_threads()
 
 import torch  # noqa: E402
 
-from benchmarks.grpo_work import GRPOWork, prompt_texts, score  # noqa: E402
+from benchmarks.grpo_work import GRPOWork, measured_run, prompt_texts, score  # noqa: E402
 from benchmarks.models import model_path, word_tokenizer_path  # noqa: E402
 from burnish.config import batch_plan, load_config  # noqa: E402
 from burnish.config.trainer import PPOTrainerConfig  # noqa: E402
@@ -126,19 +125,15 @@ def configuration(name: str, folder: str, device: str, steps: int) -> tuple[PPOT
         "actor_rollout_ref.rollout.n": work.samples,
         "actor_rollout_ref.rollout.ignore_eos": True,
         "actor_rollout_ref.actor.ppo_mini_batch_size": work.prompts,
-        "data.train_files": None,
-        "data.val_files": None,
-        "data.train_batch_size": work.prompts,
-        "data.max_prompt_length": work.prompt_length,
-        "data.max_response_length": work.response_length,
-        "trainer.total_training_steps": steps,
-        "trainer.device": device,
-        "trainer.n_gpus_per_node": 1,
         "trainer.controller": "local",
-        "trainer.default_local_dir": str(Path(folder) / "run"),
-        "trainer.logger": ["file"],
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
+        **measured_run(
+            prompts=work.prompts,
+            prompt_length=work.prompt_length,
+            response_length=work.response_length,
+            steps=steps,
+            device=device,
+            folder=folder,
+        ),
     }
     return load_config([settings, overrides], train_rows_given=True), work
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.grpo_work import measured_run
 from benchmarks.switches.off import CountedRows, model_passes
 from benchmarks.switches.work import SwitchesWork, slow_score
 from burnish.config import load_config
@@ -236,18 +236,14 @@ def _settings(work: SwitchesWork, steps: int, folder: str, model: str, tokenizer
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": work.max_token_len,
         # Weights that stay, so that every turn samples the same tokens; an update of them costs what any costs.
         "actor_rollout_ref.actor.optim.lr": 0.0,
-        "data.train_files": None,
-        "data.val_files": None,
         "data.shuffle": False,
-        "data.train_batch_size": work.prompts,
-        "data.max_prompt_length": work.longest_prompt,
-        "data.max_response_length": work.longest_response,
-        "trainer.total_training_steps": steps,
-        "trainer.device": device,
-        "trainer.n_gpus_per_node": 1,
         "trainer.controller": "local",
-        "trainer.default_local_dir": str(Path(folder) / "run"),
-        "trainer.logger": ["file"],
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
+        **measured_run(
+            prompts=work.prompts,
+            prompt_length=work.longest_prompt,
+            response_length=work.longest_response,
+            steps=steps,
+            device=device,
+            folder=folder,
+        ),
     }
