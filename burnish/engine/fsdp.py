@@ -204,7 +204,8 @@ class FSDPEngine:
         max_token_len: int | None = None,
     ) -> Outputs:
         """``outputs`` of the rows in their order: [batch, response] float32, zero where ``response_mask`` is false."""
-        self.module.eval()
+        if self.module.training:
+            self.module.eval()
         self._residence.fetch()
         rows = Rows(batch, self._share_prompts)
         found: dict[str, list[Tensor]] = {}

@@ -80,8 +80,11 @@ class MasterOptimizer:
 
     def _global_norm(self, grads: list[Tensor]) -> float:
         """L2 norm over all parameters and shards; the sum of squares is in float64 (one number per parameter)."""
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm(grads)])
-        return math.sqrt(float(self.layout.sum_over_shards(norms.square().sum())))
+        norms = torch._foreach_norm(grads)
+        # All at once where they are alike: hundreds of casts of one number are milliseconds on a GPU.
+        alike = len({norm.dtype for norm in norms}) == 1
+        stacked = torch.stack(norms if alike else [norm.double() for norm in norms]).double()
+        return math.sqrt(float(self.layout.sum_over_shards(stacked.square().sum())))
 
     def _clip(self, grads: list[Tensor], norm: float) -> None:
         if norm > self.config.clip_grad:

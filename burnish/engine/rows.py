@@ -20,13 +20,17 @@ class Rows:
 
     def __init__(self, batch: DataProto, share_prompts: bool | None) -> None:
         assert batch.batch is not None
-        self.input_ids = batch.batch["input_ids"].cpu()
-        self.attention_mask = batch.batch["attention_mask"].cpu().bool()
+        attention_mask = batch.batch["attention_mask"].cpu().bool()
         self.response_width = batch.batch["responses"].shape[1]
         if "response_mask" in set(batch.batch.keys()):
             self.label_mask = batch.batch["response_mask"].cpu().bool()
         else:
-            self.label_mask = self.attention_mask[:, self.attention_mask.shape[1] - self.response_width :]
+            self.label_mask = attention_mask[:, attention_mask.shape[1] - self.response_width :]
+        # Prompts are padded to the longest that the data may have, which is often much longer than any of a batch.
+        used = attention_mask[:, : attention_mask.shape[1] - self.response_width].any(0).nonzero()
+        first = int(used[0]) if len(used) else attention_mask.shape[1] - self.response_width
+        self.attention_mask = attention_mask[:, first:]
+        self.input_ids = batch.batch["input_ids"][:, first:].cpu()
         self.sizes = row_sizes(self.input_ids, self.attention_mask, self.label_mask)
         self.lengths = self.sizes.lengths
         if share_prompts is None:

@@ -32,6 +32,10 @@ ATTENTION_NAME = "burnish"
 
 # torch 2.11 takes fewer key than query heads as they are; later ones want to be told.
 _GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_FLASH = torch.ops.aten._flash_attention_forward.default
+_FLASH_ARGUMENTS = ["query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
+_FLASH_ARGUMENTS += ["dropout_p", "is_causal", "return_debug_mask"]
+_FLASH_OPTIONS = {"scale", "window_size_left", "window_size_right"}
 
 
 @runtime_checkable
@@ -142,6 +146,18 @@ def has_flash_attn() -> bool:
         return False
 
 
+@cache
+def knows_flash_operator() -> bool:
+    """Whether torch's operator below ``varlen_attn`` is called as `varlen_attention` calls it.
+
+    The public function reaches it through operators written in Python, which take the host half a millisecond in each
+    direction and layer: a third of what a small model's layer takes in all.
+    """
+    arguments = [(argument.name, argument.kwarg_only) for argument in _FLASH._schema.arguments]
+    positional = [name for name, is_option in arguments if not is_option]
+    return positional == _FLASH_ARGUMENTS and {name for name, is_option in arguments if is_option} >= _FLASH_OPTIONS
+
+
 def varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -173,6 +189,13 @@ def varlen_attention(
         )
         assert isinstance(output, Tensor)
         return output
+    if knows_flash_operator():
+        left, right = window
+        flashed: Tensor = _FLASH(
+            query, key, value, *ends, *longest, 0.0, window == (-1, 0), False,
+            scale=scaling, window_size_left=left, window_size_right=right,
+        )[0]  # fmt: skip
+        return flashed
     grouped = _GROUPED_HEADS if query.shape[1] != key.shape[1] else {}
     output = varlen_attn(query, key, value, *ends, *longest, scale=scaling, window_size=window, **grouped)
     assert isinstance(output, Tensor)
@@ -212,10 +235,8 @@ class PackedContext:
         self.lengths = list(lengths)
         self.prefixes = [(0, 0)] * len(lengths) if prefixes is None else list(prefixes)
         self.max_seqlen = max(lengths)
-        self.num_pairs = sum(
-            length * prefix + length * (length + 1) // 2
-            for length, (_, prefix) in zip(self.lengths, self.prefixes, strict=True)
-        )
+        sizes, seen = np.asarray(self.lengths), np.asarray(self.prefixes)[:, 1]
+        self.num_pairs = int((sizes * seen + sizes * (sizes + 1) // 2).sum())
         self._device = torch.device(device)
         self._ends = [0, *accumulate(self.lengths)]
         (ends,) = to_device([torch.tensor(self._ends)], device)
@@ -286,10 +307,12 @@ class _Keys:
     def __init__(
         self, lengths: list[int], starts: list[int], prefixes: list[tuple[int, int]], device: torch.device
     ) -> None:
-        index, ends = [], [0]
-        for length, start, (first, prefix) in zip(lengths, starts[:-1], prefixes, strict=True):
-            index += [np.arange(first, first + prefix), np.arange(start, start + length)]
-            ends.append(ends[-1] + prefix + length)
-        self.gather = Gathering(torch.from_numpy(np.concatenate(index)), starts[-1], device=device)
-        self.cu_seqlens = to_device([torch.tensor(ends)], device)[0].to(torch.int32)
-        self.max_seqlen = max(length + prefix for length, (_, prefix) in zip(lengths, prefixes, strict=True))
+        # Two stretches for each segment, its prefix and itself: where they begin, and how long they are.
+        own = np.stack([np.asarray(starts[:-1]), np.asarray(lengths)], 1)
+        begins, sizes = np.stack([np.asarray(prefixes), own], 1).reshape(-1, 2).T
+        ends = sizes.cumsum()
+        index = np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1])
+        self.gather = Gathering(torch.from_numpy(index), starts[-1], device=device)
+        cu_seqlens = torch.from_numpy(np.concatenate([[0], ends[1::2]]))
+        self.cu_seqlens = to_device([cu_seqlens], device)[0].to(torch.int32)
+        self.max_seqlen = int(sizes.reshape(-1, 2).sum(1).max())

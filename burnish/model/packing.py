@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -87,15 +88,17 @@ def row_sizes(input_ids: Tensor, attention_mask: Tensor, label_mask: Tensor) -> 
     The prompt is what lies before the response's columns. Where a row computes nothing, its prompt has no length either.
     """
     mask = attention_mask.bool()
-    position = mask.int().cumsum(1) - 1
+    position = mask.cumsum(1, dtype=torch.int32) - 1
     wanted = label_mask.bool()
     width = mask.shape[1] - wanted.shape[1]
     # A row computes as many tokens as lie before the last one that is wanted.
     lengths = torch.where(wanted, position[:, width:], 0).amax(1) if wanted.shape[1] else torch.zeros(len(mask))
     prompt_lengths = mask[:, :width].sum(1).minimum(lengths)
     ids, real = input_ids[:, :width].numpy(), mask[:, :width].numpy()
+    # The real tokens of one row lie behind those of the row before it.
+    tokens, ends = ids[real].tobytes(), (real.sum(1) * ids.itemsize).cumsum().tolist()
     seen: dict[bytes, int] = {}
-    prompts = [seen.setdefault(row[keep].tobytes(), len(seen)) for row, keep in zip(ids, real, strict=True)]
+    prompts = [seen.setdefault(tokens[begin:end], len(seen)) for begin, end in pairwise([0, *ends])]
     return RowSizes(lengths.int().tolist(), prompt_lengths.int().tolist(), prompts)
 
 
@@ -132,7 +135,7 @@ def pack(
     if bool((wanted & ~attention_mask).any()):
         raise ValueError("A response token is wanted where attention_mask says padding.")
     # Position of each token among the real tokens of its row, and of the row's last wanted one.
-    position = attention_mask.long().cumsum(1) - 1
+    position = attention_mask.cumsum(1, dtype=torch.int32) - 1
     last_wanted = torch.where(wanted, position, -1).amax(1, keepdim=True)
     if bool((wanted & (position == 0)).any()):
         raise ValueError(
@@ -149,21 +152,22 @@ def pack(
         order, leaders = _grouped(np.asarray(prompts), lengths.numpy(), prompt_lengths.numpy())
     layout = _Layout(lengths.numpy()[order], prompt_lengths.numpy()[order], leaders)
     if prompts is not None:
-        rearranged = torch.from_numpy(order)
-        input_ids, position, kept, wanted = (x[rearranged] for x in (input_ids, position, kept, wanted))
+        if (order[1:] < order[:-1]).any():
+            rearranged = torch.from_numpy(order)
+            input_ids, position, kept, wanted = (x[rearranged] for x in (input_ids, position, kept, wanted))
         kept[torch.from_numpy(leaders >= 0), : width - response] = False
     label_row, column = wanted.nonzero(as_tuple=True)
     tokens, positions, labels, rows, columns = to_device(
         [
             input_ids[kept][None],
-            position[kept][None],
+            position[kept][None].long(),
             input_ids[wanted],
             torch.from_numpy(order)[label_row],
             column - (width - response),
         ],
         device,
     )
-    label_places = layout.place(label_row, position[wanted] - 1)
+    label_places = layout.place(label_row, position[wanted].long() - 1)
     label_gathering = Gathering(label_places, tokens.shape[1], device=device)
     return Packed(
         input_ids=tokens,
@@ -185,12 +189,13 @@ def _grouped(prompts: np.ndarray, lengths: np.ndarray, prompt_lengths: np.ndarra
     _, first, group = np.unique(prompts, return_index=True, return_inverse=True)
     # By the first row of the prompt; a row that computes nothing cannot be the one that computes the prompt.
     order = np.lexsort((~computing, first[group]))
-    leaders = np.full(len(order), -1)
-    leader_of: dict[int, int] = {}
-    for place, row in enumerate(order.tolist()):
-        if computing[row] and prompt_lengths[row]:
-            leader = leader_of.setdefault(int(prompts[row]), place)
-            leaders[place] = -1 if leader == place else leader
+    can_share = (computing & (prompt_lengths > 0))[order]
+    places = can_share.nonzero()[0]
+    # The first of those of each prompt leads.
+    leader_of = np.full(len(order), -1)
+    leader_of[group[order[places]][::-1]] = places[::-1]
+    leaders = np.where(can_share, leader_of[group[order]], -1)
+    leaders[leaders == np.arange(len(order))] = -1
     return order, leaders
 
 
@@ -216,22 +221,18 @@ class _Layout:
         self._prompt_lengths = torch.from_numpy(np.where(leaders >= 0, prompt_lengths, 0))
         leads = np.zeros(len(leaders), dtype=bool)
         leads[leaders[leaders >= 0]] = True
-        self.segments: list[int] = []
-        self.prefixes: list[tuple[int, int]] = []
         # A row that others take the prompt of is two segments: the prompt, and a response like theirs.
-        for size, prompt, start, leader, is_leader in zip(
-            own.tolist(), prompt_lengths.tolist(), starts.tolist(), leaders.tolist(), leads.tolist(), strict=True
-        ):
-            if is_leader:
-                self._add(prompt, (0, 0))
-                self._add(size - prompt, (start, prompt))
-            else:
-                self._add(size, (int(starts[leader]), prompt) if leader >= 0 else (0, 0))
-
-    def _add(self, length: int, prefix: tuple[int, int]) -> None:
-        if length:
-            self.segments.append(length)
-            self.prefixes.append(prefix)
+        before = np.where(leads, prompt_lengths, 0)
+        continues = leads | (leaders >= 0)
+        first = np.where(leads, starts, starts[leaders])
+        nothing = np.zeros_like(starts)
+        segments = np.stack([before, own - before], 1).reshape(-1)
+        firsts, prompts = (
+            np.stack([nothing, np.where(continues, x, 0)], 1).reshape(-1) for x in (first, prompt_lengths)
+        )
+        real = segments > 0
+        self.segments: list[int] = segments[real].tolist()
+        self.prefixes: list[tuple[int, int]] = list(zip(firsts[real].tolist(), prompts[real].tolist(), strict=True))
 
     def place(self, rows: Tensor, positions: Tensor) -> Tensor:
         """The packed index of the tokens at ``positions`` of ``rows``."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from burnish.model import attention
 from burnish.model.load import build_causal_lm
 from burnish.model.packing import pack
 from burnish.model.policy import PolicyModule, set_dtype
@@ -66,6 +68,30 @@ def test_shared_prompts_give_the_log_probs_and_gradient_of_rows_alone(family: st
     alone, shared = errors
     # In bf16 both are as far from float32; the sums over a prompt's copies are in float32 and cannot be worse by much.
     assert shared < (1e-4 if dtype == torch.float32 else 1.5 * alone + 0.01)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_operator_below_varlen_attn_gives_its_bits(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, window: int | None
+) -> None:
+    assert attention.knows_flash_operator()
+    lengths, prefixes = torch.tensor([3, 9, 17, 1, 30]), torch.tensor([0, 4, 20, 6, 0])
+    draw = torch.Generator(device="cuda").manual_seed(0)
+
+    def tokens(number: int, heads: int) -> torch.Tensor:
+        drawn = torch.randn(number, heads, 16, generator=draw, device="cuda", dtype=torch.bfloat16)
+        return drawn.requires_grad_()
+
+    inputs = [tokens(60, 4), tokens(90, kv_heads), tokens(90, kv_heads)]
+    weight = tokens(60, 4).detach()
+    ends = tuple(F.pad(sizes.cumsum(0), (1, 0)).int().cuda() for sizes in (lengths, lengths + prefixes))
+    found = []
+    for direct in (True, False):
+        monkeypatch.setattr(attention, "knows_flash_operator", lambda direct=direct: direct)
+        output = attention.varlen_attention(*inputs, ends, (30, 37), scaling=0.3, sliding_window=window)  # type: ignore[arg-type]
+        found.append([output, *torch.autograd.grad(output, inputs, weight)])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
 def test_a_shared_prompt_gives_the_same_gradient_twice() -> None:
