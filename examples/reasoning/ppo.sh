@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# PPO: a critic, which begins as the policy with a new head, says what to expect; four updates of both a step.
+# PPO: a critic, which begins as the policy with a new head, says what to expect; two updates of both a step.
 source "$(dirname "$0")/common.sh"
 
 burnish train recipe=ppo "${COMMON[@]}" \
