@@ -77,6 +77,8 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:
     """``{"mean", "low", "high", "values"}``."""
+    # As files have them: a seed read back and one that just ended are the same number.
+    values = _rounded(list(values))
     found = interval(values)  # type: ignore[arg-type]
     return {"mean": statistics.fmean(values), "low": found.low, "high": found.high, "values": list(values)}
 

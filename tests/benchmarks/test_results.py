@@ -147,6 +147,13 @@ def test_the_summary_has_students_interval_over_seeds_and_speeds_of_runs_that_we
     assert not {"seconds", "stage_seconds"} & set(shared)
 
 
+def test_a_seed_that_was_read_back_is_the_number_that_a_new_one_has(tmp_path):
+    path = results.write_result("toy", [made(1, 1 / 3)], folder=tmp_path)
+    found = results.summarize([*results.read_result(path)["runs"], made(2, 1 / 3)])["after"]
+    assert found["values"] == [0.33333, 0.33333]
+    assert found["low"] is None  # no interval of a mean where nothing differs
+
+
 def test_a_curve_has_the_steps_that_all_seeds_have():
     curve = results.mean_curve([[[0, 0.0], [5, 0.2], [9, 0.3]], [[0, 0.0], [5, 0.4], [10, 0.6]]])
     assert [point["step"] for point in curve] == [0, 5]
@@ -274,6 +281,8 @@ def scripts(tmp_path, monkeypatch):
     (folder / "ppo.sh").write_text("exec sleep 600\n")
     (tmp_path / "root" / "models" / "smollm2").mkdir(parents=True)
     monkeypatch.setattr(recipes, "ROOT", tmp_path / "root")
+    # The source tree may have the model that these tests want missing.
+    monkeypatch.chdir(tmp_path / "root")
     return tmp_path
 
 
