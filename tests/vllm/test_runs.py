@@ -57,6 +57,18 @@ def test_three_steps_in_a_worker_of_ray_whose_engine_has_processes_of_its_own(
     assert_same_run(logged(tmp_path), native)
 
 
+def test_two_copies_that_are_one_engine_train_as_the_native_engine(
+    tmp_path: Path, native: list[dict[str, float]]
+) -> None:
+    workers = ("trainer.controller=ray", "trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.fsdp_config.fsdp_size=1")
+    tiny_run(tmp_path, *workers, VLLM, f"{ROLLOUT}.mode=async", f"{ROLLOUT}.data_parallel_size=2")
+    # How busy the decode was, and what two workers add up, is another matter.
+    same = {"step", "critic/score/mean", "response_length/mean", "actor/pg_loss", "actor/entropy", "actor/grad_norm"}
+    for ours, theirs in zip(logged(tmp_path), native, strict=True):
+        assert {key: ours[key] for key in same} == pytest.approx({key: theirs[key] for key in same}, rel=1e-3, abs=1e-5)
+        assert ours["training/rollout_probs_diff_max"] < 1e-5
+
+
 @pytest.mark.timeout(900)
 def test_a_run_whose_engine_dies_names_it_and_goes_on_from_its_last_checkpoint(
     tmp_path: Path, native: list[dict[str, float]]
