@@ -16,6 +16,7 @@ from burnish.trainer.preflight.run import preflight
 from burnish.utils.console import console
 from burnish.utils.errors import ConfigError
 from burnish.utils.secrets import redact_text
+from burnish.utils.wording import without_endless_words
 
 _AREAS = ("config", "data", "reward", "template", "memory", "time", "disk", "cluster", "versions")
 _OPTIONS_HELP = """\
@@ -103,7 +104,7 @@ def _report(findings: Findings, plan: BatchPlan | None) -> None:
         console.print(Text(area, style="bold"))
         for item in items:
             line = Text(f"  {item.level:<8}", style=_STYLES[item.level])
-            line.append(redact_text(item.message), style="default")
+            line.append(without_endless_words(redact_text(item.message)), style="default")
             console.print(line, soft_wrap=True)
     errors, warnings = len(findings.of("error")), len(findings.of("warning"))
     more = f" ({_count(warnings, 'warning')})" if warnings else ""

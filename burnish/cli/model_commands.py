@@ -206,7 +206,7 @@ def evaluate(
 
 def _is_model(word: str) -> bool:
     """Whether a word is a second model, not ``key=value`` or ``~key``; a folder's name may have an equals sign, too."""
-    from pathlib import Path
+    from burnish.utils import local_paths
 
     is_setting = "=" in word or (word.startswith("~") and not word.startswith("~/"))
-    return not is_setting or Path(word).exists()
+    return not is_setting or local_paths.exists(word)

@@ -27,7 +27,7 @@ from burnish.config.build import to_dict, to_shown_yaml, to_yaml
 from burnish.config.critic import CriticModelConfig, FSDPCriticConfig
 from burnish.config.data import CustomClassConfig, DataConfig, SamplerConfig
 from burnish.config.origin import ORIGIN_FILE, origin_table, write_origins
-from burnish.config.paths import check_paths
+from burnish.config.paths import check_hub_models, check_paths
 from burnish.config.plan import BatchPlan, batch_plan
 from burnish.config.policy import Policy, policy_of
 from burnish.config.reward import (
@@ -98,6 +98,7 @@ __all__ = [
     "ServerConfig",
     "TrainerConfig",
     "batch_plan",
+    "check_hub_models",
     "check_paths",
     "load_config",
     "load_sft_config",

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from burnish.utils.errors import ConfigError
 
@@ -71,8 +71,8 @@ def parse_train_args(argv: Sequence[str], *, command: str = "train", own_options
         raise ConfigError("--multirun: one command is one run. Loop over the values in the shell.")
     return TrainArgs(
         overrides=[*options.overrides, *words],
-        config_name=options.config_name,
-        config_path=options.config_path,
+        config_name=_only("--config-name", options.config_name),
+        config_path=_only("--config-path", options.config_path),
         cfg=options.cfg,
     )
 
@@ -86,12 +86,27 @@ def _parser(command: str, own_options: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, in Hydra's grammar")
-    parser.add_argument("--config-name", "-cn", metavar="NAME", help="YAML file to start from (a recipe, or your own)")
-    parser.add_argument("--config-path", "--config-dir", "-cp", "-cd", metavar="DIR", help="folder of your YAML files")
+    named: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument(
+        "--config-name", "-cn", metavar="NAME", help="YAML file to start from (a recipe, or your own)", **named
+    )
+    parser.add_argument(
+        "--config-path", "--config-dir", "-cp", "-cd", metavar="DIR", help="folder of your YAML files", **named
+    )
     parser.add_argument("--cfg", "-c", choices=["job"], help="print the composed configuration and stop")
     parser.add_argument("--resolve", action="store_true", help=argparse.SUPPRESS)  # what --cfg prints is resolved
     parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def _only(option: str, values: Sequence[str]) -> str | None:
+    """The value of an option that may be given once, or again with the same value."""
+    different = list(dict.fromkeys(values))
+    if len(different) > 1:
+        raise ConfigError(
+            f"{' and '.join(f'{option}={value}' for value in different)}: a run takes one. Leave one out."
+        )
+    return different[0] if different else None
 
 
 def _unknown_option(word: str) -> ConfigError:

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from burnish.utils import local_paths
+
 FORMATS = (".parquet", ".jsonl", ".json", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 """The ends of names that are read, by `burnish.data.readers`."""
 
@@ -33,12 +35,12 @@ class HubName:
 
 def is_pattern(name: str) -> bool:
     """Whether ``name`` has wildcards and is no file of that very name."""
-    return any(mark in name for mark in "*?[") and not Path(name).expanduser().exists()
+    return any(mark in name for mark in "*?[") and not local_paths.exists(name)
 
 
 def matches(pattern: str) -> list[Path]:
     """The files that a pattern names, sorted; ``**`` goes through folders."""
-    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    found = glob.glob(str(local_paths.expanded(pattern)), recursive=True)
     return [Path(name) for name in sorted(found) if Path(name).is_file()]
 
 
@@ -47,7 +49,7 @@ def hub_name(name: str) -> HubName | None:
     text = name.removeprefix(_HUB_SCHEME)
     is_marked = text != name
     is_path = not is_marked and (name.startswith((".", "/", "~")) or name.lower().endswith(FORMATS))
-    if is_path or not _HUB_NAME.fullmatch(text) or (not is_marked and Path(name).exists()):
+    if is_path or not _HUB_NAME.fullmatch(text) or (not is_marked and local_paths.exists(name)):
         return None
     repository, configuration, split = (*text.split(":"), "", "")[:3]
     return HubName(repository, configuration or None, split or None)

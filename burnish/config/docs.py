@@ -28,7 +28,8 @@ burnish train --config-path conf --config-name mine  # conf/mine.yaml
 burnish train --cfg job ...                          # prints the composed configuration
 ```
 
-Later settings win: the recipe, then your file, then groups, then single keys. `key=value`, `+key=value` and
+Later settings win: the recipe, then your file, then groups, then single keys, of a key that is there twice the last. Two
+recipes, two files and two choices of one group are refused: they do not add up. `key=value`, `+key=value` and
 `++key=value` mean the same; `~key` goes back to the default. `${data.train_batch_size}` refers to another key,
 `${oc.env:HOME}` to the environment. Null is `null` or `None`. Every key that exists is on this page, and any other is
 refused.

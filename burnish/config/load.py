@@ -30,6 +30,7 @@ from burnish.config.sft_checks import check_sft, sft_notices
 from burnish.config.trainer import PPOTrainerConfig
 from burnish.config.trees import RL, SFT, Tree
 from burnish.config.values import is_null, near
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 
 logger = logging.getLogger("burnish.config")
@@ -133,13 +134,14 @@ def _settings(
     if config_name is not None and config_path is None and os.path.dirname(config_name):
         config_path, config_name = os.path.split(config_name)
     folders = [folder for folder in (_folder(config_path), tree.recipes, GROUPS) if folder is not None]
-    recipe = None
+    recipes: list[str] = []
     groups: list[str] = []
     command_line: list[Setting] = []
     for item in [overrides] if isinstance(overrides, Mapping) else overrides:
         if isinstance(item, Mapping):
             values = {str(name): _plain(str(name), value) for name, value in item.items()}
-            recipe = values.pop("recipe", recipe)
+            if "recipe" in values:
+                _add_recipe(values.pop("recipe"), recipes)
             chosen = {name: value for name, value in values.items() if _is_group_file(name, value, folders)}
             groups += [f"{name}={value}" for name, value in chosen.items()]
             plain = {name: value for name, value in values.items() if name not in chosen}
@@ -147,14 +149,17 @@ def _settings(
             continue
         override = parse(item, tree)
         if isinstance(override, Override) and override.key_or_group == "recipe":
-            chosen_recipe = override.value()
-            recipe = None if chosen_recipe is None else str(chosen_recipe)
+            _add_recipe(override.value(), recipes)
         elif isinstance(override, Override) and _is_group(override, folders):
             groups.append(item.lstrip("+"))
         else:
             command_line += to_settings(item, override, tree)
+    # Without a folder of the user's own, what is named is a recipe too.
+    if recipes and config_path is None and config_name not in (None, tree.base_name, *recipes):
+        raise _two_recipes(f"recipe={recipes[0]}", f"--config-name={config_name}")
+    groups = _one_file_each(groups)
     settings = Settings(tree)
-    if recipe is not None:
+    for recipe in recipes:
         settings.apply(_compose(recipe, [], folders, kind="recipe", tree=tree))
     if config_name is not None or groups:
         settings.apply(_compose(config_name or tree.base_name, groups, folders, kind="--config-name", tree=tree))
@@ -162,6 +167,42 @@ def _settings(
         raise _no_name(config_path)
     settings.apply(command_line)
     return settings
+
+
+def _add_recipe(value: Any, recipes: list[str]) -> None:
+    """Takes one more recipe into ``recipes``, which holds one at most; null takes back what was chosen.
+
+    Raises:
+        ConfigError: it is another one: a run starts from one.
+    """
+    if value is None:
+        recipes.clear()
+        return
+    names = value if isinstance(value, list) else [value]
+    recipes[:] = dict.fromkeys([*recipes, *map(str, names)])
+    if len(recipes) > 1:
+        raise _two_recipes(*(f"recipe={name}" for name in recipes))
+
+
+def _two_recipes(*named: str) -> ConfigError:
+    return ConfigError(
+        f"{' and '.join(named)}: a run starts from one recipe, and recipes do not add up. Name one, and set what you want of "
+        f"the other key by key; --cfg job prints what a recipe amounts to."
+    )
+
+
+def _one_file_each(groups: Iterable[str]) -> list[str]:
+    """The choices of group files without repetition.
+
+    Raises:
+        ConfigError: two files of one group are chosen.
+    """
+    chosen: dict[str, str] = {}
+    for choice in groups:
+        group = choice.partition("=")[0]
+        if chosen.setdefault(group, choice) != choice:
+            raise ConfigError(f"{chosen[group]} and {choice} choose two files of one group. Name one.")
+    return list(chosen.values())
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -196,10 +237,10 @@ def _plain(key: str, value: Any) -> Any:
 def _folder(config_path: str | None) -> Path | None:
     if config_path is None:
         return None
-    folder = Path(config_path).expanduser().resolve()
-    if not folder.is_dir():
+    folder = local_paths.expanded(config_path).absolute()
+    if not local_paths.is_dir(folder):
         raise ConfigError(f"--config-path={config_path}: there is no folder {folder}.")
-    return folder
+    return folder.resolve()
 
 
 def _is_group(override: Override, folders: Sequence[Path]) -> bool:
@@ -209,7 +250,7 @@ def _is_group(override: Override, folders: Sequence[Path]) -> bool:
 
 
 def _is_group_file(group: str, value: Any, folders: Sequence[Path]) -> bool:
-    homes = [folder / group for folder in folders if (folder / group).is_dir()]
+    homes = [folder / group for folder in folders if local_paths.is_dir(folder / group)]
     if not homes or not isinstance(value, str):
         return False
     _existing_name(value, homes, group)
@@ -218,14 +259,14 @@ def _is_group_file(group: str, value: Any, folders: Sequence[Path]) -> bool:
 
 def _existing_name(name: str, homes: Sequence[Path], kind: str) -> None:
     names = sorted({file.stem for home in homes for file in home.glob("*.yaml")})
-    if not any((home / f"{name}.yaml").is_file() for home in homes):
+    if not any(local_paths.is_file(home / f"{name}.yaml") for home in homes):
         close = near(name, names)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ConfigError(f"{kind}={name}: there is no such file.{hint} There is: {', '.join(names)}.")
 
 
 def _no_name(config_path: str) -> ConfigError:
-    names = sorted(file.stem for file in Path(config_path).expanduser().glob("*.yaml"))
+    names = sorted(file.stem for file in local_paths.expanded(config_path).glob("*.yaml"))
     return ConfigError(
         f"--config-path={config_path} needs --config-name. There is: {', '.join(names) or 'no YAML file'}."
     )

@@ -40,6 +40,8 @@ def parse(text: str, tree: Tree = RL) -> Override | str:
     if override.is_sweep_override():
         if takes_comma:
             return text
+        if name.lstrip("+") == "recipe":
+            raise ConfigError(f"{text}: a run starts from one recipe, and recipes do not add up. Name one.")
         leaf = tree.leaves.get(tree.rules.rename(name.lstrip("+")))
         ways = []
         if leaf is None or leaf.accepts(list):

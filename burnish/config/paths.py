@@ -3,14 +3,15 @@
 import importlib.util
 import json
 import os
+import stat
 from pathlib import Path
 
 from burnish.config.build import shown, value_of
 from burnish.config.data_names import hub_name, is_pattern, matches, named_sets
 from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
-from burnish.utils import storage
-from burnish.utils.errors import ConfigError, StorageError
+from burnish.utils import hub, local_paths, storage
+from burnish.utils.errors import ConfigError, ModelError, StorageError
 from burnish.utils.model_folder import config_folder
 
 AnyConfig = PPOTrainerConfig | SFTTrainerConfig
@@ -19,8 +20,8 @@ AnyConfig = PPOTrainerConfig | SFTTrainerConfig
 def check_paths(config: AnyConfig) -> None:
     """The model is named, and every file and folder that is named exists.
 
-    Not a part of `load_config`, since a configuration may be composed on another machine than it runs on. Hub names
-    (``org/model``) are left to who opens them.
+    Not a part of `load_config`, since a configuration may be composed on another machine than it runs on. Names of the
+    hub are looked at by `check_hub_models`.
 
     Raises:
         ConfigError: names the key, the path and where it was looked for.
@@ -40,6 +41,29 @@ def check_paths(config: AnyConfig) -> None:
     _check_files(config, ("reward.custom_reward_function.path", *own_code, "data.tool_config_path"))
 
 
+def check_hub_models(config: AnyConfig) -> None:
+    """Models that are named by the hub's names can be had: the hub answers, or there are copies in the cache.
+
+    Raises:
+        ConfigError: names the key and the ways out.
+    """
+    # Whether the weights are read, by the key of the model or tokenizer.
+    named = {"model.path": True, "model.tokenizer_path": False}
+    if isinstance(config, PPOTrainerConfig):
+        named = {f"actor_rollout_ref.{key}": weights for key, weights in named.items()}
+        named |= {"critic.model.path": True} if config.critic.enable else {}
+        named |= {"reward.reward_model.model_path": True} if config.reward.reward_model.enable else {}
+    for key, weights in named.items():
+        path = value_of(config, key)
+        if path is None:
+            continue
+        try:
+            hub.check_model(path, weights=weights)
+        except ModelError as error:
+            text = str(error).removeprefix(f"{path}: ")
+            raise ConfigError(f"{shown(config, key)}: {text}") from error
+
+
 def _check_files(config: AnyConfig, keys: tuple[str, ...]) -> None:
     """Data, the files that ``keys`` name, and the checkpoint to go on from are there."""
     for key in ("data.train_files", "data.val_files"):
@@ -48,9 +72,28 @@ def _check_files(config: AnyConfig, keys: tuple[str, ...]) -> None:
         file = value_of(config, key)
         if file is not None and not _exists(file):
             raise ConfigError(f"{shown(config, key)}: there is no such file{_where(file)}.")
+    for name in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
+        if getattr(config.trainer, name) is not None:
+            _check_folder_to_write(config, f"trainer.{name}")
     checkpoint = config.trainer.resume_from_path
     if checkpoint is not None and not _exists(checkpoint):
         raise ConfigError(f"{shown(config, 'trainer.resume_from_path')}: there is no such folder{_where(checkpoint)}.")
+
+
+def _check_folder_to_write(config: AnyConfig, key: str) -> None:
+    """There is a folder, or nothing yet; it is not made here."""
+    folder = local_paths.expanded(value_of(config, key)).absolute()
+    reason = "there is a file in its place"
+    try:
+        if stat.S_ISDIR(os.stat(folder).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        pass
+    except OSError as error:
+        reason = str(error.strerror)
+    raise ConfigError(f"{shown(config, key)}: this folder cannot be written to: {reason}. Name another one.")
 
 
 def _check_data_files(config: AnyConfig, key: str) -> None:
@@ -95,7 +138,7 @@ def _check_model(config: AnyConfig, key: str) -> None:
     if storage.is_remote(path):
         _check_model_url(config, key, path)
         return
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         config_file = Path(config_folder(path)) / "config.json"
         if not config_file.is_file():
             raise ConfigError(f"{shown(config, key)}: the folder has no config.json, so it is no Hugging Face model.")
@@ -105,7 +148,7 @@ def _check_model(config: AnyConfig, key: str) -> None:
             raise ConfigError(f"{shown(config, key)}: its config.json cannot be read ({error}).") from error
         _check_length(config, key, text)
         return
-    if Path(path).is_file():
+    if os.path.isfile(path):
         raise ConfigError(f"{shown(config, key)}: this is a file. Name its folder, {Path(path).parent}.")
     is_hub_name = not path.startswith((".", "/", "~")) and path.count("/") == 1
     if not is_hub_name:
@@ -187,7 +230,7 @@ def _exists(path: str) -> bool:
     if path.startswith("pkg://"):
         return True  # A module.
     if not storage.is_remote(path):
-        return Path(path).expanduser().exists()
+        return local_paths.exists(path)
     try:
         return storage.exists(path)
     except StorageError as error:

@@ -187,6 +187,10 @@ def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
     owner = next((other for other in (RL, SFT) if setting.typed in other.leaves), None)
     if owner is not None:
         return ConfigError(f"{message} It is one of {owner.command}.")
+    if setting.typed == "recipe" and setting.source:
+        return ConfigError(
+            f"{setting.shown}: a file starts from a recipe by its list of defaults, as defaults: [{setting.text}, _self_]."
+        )
     suggestions = suggest(setting.typed, tree)
     if suggestions:
         message += f" Did you mean {' or '.join(suggestions)}?"

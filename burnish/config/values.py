@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.schema import Leaf, leaves
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 
 _TRUE = {"true", "yes", "on", "1"}
@@ -196,7 +197,7 @@ def _elsewhere(item: str, leaf: Leaf) -> str:
         return ""
     homes = [other.path for other in leaves(leaf.root).values() if other.plug_in and item in (other.choices or ())]
     home = f" It is one of {homes[0]}." if homes else ""
-    has_recipe = (Path(__file__).parent / "recipes" / f"{item}.yaml").is_file()
+    has_recipe = local_paths.is_file(Path(__file__).parent / "recipes" / f"{item}.yaml")
     return home + (f" recipe={item} sets all that goes by that name." if has_recipe else "")
 
 

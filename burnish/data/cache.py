@@ -24,7 +24,7 @@ from burnish.data.problems import Place
 logger = logging.getLogger(__name__)
 
 # Raised whenever rows come out differently than before, for other reasons than the keys below.
-_VERSION = 2
+_VERSION = 3
 _KEYS = (
     "prompt_key",
     "answer_key",
@@ -92,12 +92,20 @@ def load(file: Path) -> list[PreparedRow] | None:
         return None
     rows, ids = found
     prepared, start = [], 0
-    for place, columns, num_ids, length, was_templated in rows:
+    for place, columns, num_ids, length, was_templated, is_empty in rows:
         kept = None
         if num_ids is not None:
             kept, start = ids[start : start + num_ids], start + num_ids
-        row = PreparedRow(place=Place(*place), columns=columns, ids=kept, length=length, was_templated=was_templated)
-        prepared.append(row)
+        prepared.append(
+            PreparedRow(
+                place=Place(*place),
+                columns=columns,
+                ids=kept,
+                length=length,
+                was_templated=was_templated,
+                is_empty=is_empty,
+            )
+        )
     return prepared
 
 
@@ -121,7 +129,8 @@ def save(file: Path, rows: Sequence[PreparedRow]) -> None:
     table: list[Any] = []
     ids = []
     for row in rows:
-        table.append([row.place, row.columns, None if row.ids is None else len(row.ids), row.length, row.was_templated])
+        num_ids = None if row.ids is None else len(row.ids)
+        table.append([row.place, row.columns, num_ids, row.length, row.was_templated, row.is_empty])
         if row.ids is not None:
             ids.append(row.ids)
     write_table(file, table, ids)

@@ -13,7 +13,7 @@ from burnish.data import hub
 from burnish.data.problems import Place, RowError
 from burnish.data.readers import READERS, ReadRow, Row, drop_null_keys, format_of, read_file, replace_surrogates
 from burnish.data.remote import RemoteFile, is_remote_pattern, remote_files
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import DataError, StorageError
 
 __all__ = [
@@ -60,10 +60,10 @@ def sources_of(files: str | Path | Sequence[str | Path], key: str = "data.train_
 def _sources_of(name: str, key: str) -> list[Source]:
     if storage.is_remote(name) and hub_name(name) is None:
         return _sources_at(name, key)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = local_paths.expanded(name)
+    if local_paths.is_dir(path):
         return [path] if hub.is_saved(path) else _files_in(path, name, key)
-    if path.is_file():
+    if local_paths.is_file(path):
         return [_of_known_format(path, name, key)]
     if is_pattern(name):
         found = matches(name)

@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from burnish.data.problems import Place
 from burnish.data.readers import ReadRow, clean_row, drop_null_keys
 from burnish.utils.errors import DataError
 from burnish.utils.foreign_code import Caught, told
+from burnish.utils.hub import offline_where_out_of_reach
 
-_SECONDS_FOR_THE_HUB = 10.0
 # Of a data set with several splits, where none is named: the first that is there.
 _SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 SAVED_MARKS = ("dataset_dict.json", "state.json")
@@ -43,24 +42,6 @@ def fingerprint(source: HubName | Path, split: str) -> str:
     return str(open_dataset(source, split)._fingerprint)
 
 
-@contextmanager
-def _offline_where_the_hub_is_out_of_reach(name: str) -> Iterator[None]:
-    """Without the hub a data set is looked for in the cache at once; the library itself would try the hub for a minute."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
-
-    with Caught() as caught:
-        HfApi().dataset_info(name, timeout=_SECONDS_FOR_THE_HUB)
-    # What the hub itself answers (there is no such data set, or not for you) the library says better.
-    out_of_reach = caught.error is not None and not isinstance(caught.error, HfHubHTTPError)
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or out_of_reach
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
 def open_dataset(source: HubName | Path, split: str) -> Any:
     """One split of a data set.
 
@@ -78,7 +59,7 @@ def open_dataset(source: HubName | Path, split: str) -> Any:
 
     with Caught() as caught:
         if isinstance(source, HubName):
-            with _offline_where_the_hub_is_out_of_reach(source.name):
+            with offline_where_out_of_reach(source.name, "dataset"):
                 loaded = datasets.load_dataset(source.name, source.configuration)
         else:
             loaded = datasets.load_from_disk(str(source))

@@ -19,7 +19,7 @@ from burnish.config.data import DataConfig
 from burnish.data.problems import Place, RowError
 from burnish.data.readers import ReadRow
 from burnish.data.rows import read_columns
-from burnish.render import normalize_messages, render, template_markers, truncate
+from burnish.render import is_empty_prompt, normalize_messages, render, template_markers, truncate
 from burnish.utils import env
 from burnish.utils.errors import ConfigError, DataError
 
@@ -59,6 +59,7 @@ class PreparedRow:
         ids: of the prompt, int32 [prompt]; None: the row is left out, its prompt is too long.
         length: of the prompt before it was cut.
         was_templated: the prompt is a text with the chat template's own tokens.
+        is_empty: the prompt asks nothing; what ids it has, the template or the tokenizer gave.
     """
 
     place: Place
@@ -66,6 +67,7 @@ class PreparedRow:
     ids: np.ndarray | None
     length: int
     was_templated: bool
+    is_empty: bool
 
 
 class RowPreparer:
@@ -112,9 +114,11 @@ class RowPreparer:
                 columns["raw_prompt"] = normalize_messages(prompt)
             ids = self._render(prompt, columns.get("tools") or self.tools)
             kept = truncate(ids, config.max_prompt_length, self.policy)
+        except RowError:
+            raise
         except DataError as error:
             raise RowError(
-                str(error),
+                f"column {config.prompt_key!r}: {error}",
                 column=config.prompt_key,
                 seen=f"{type(prompt).__name__} ({prompt!r:.80})",
                 expected=f"a prompt that renders to at most {config.max_prompt_length} tokens",
@@ -125,11 +129,17 @@ class RowPreparer:
             ids=np.asarray(kept, dtype=np.int32) if kept is not None else None,
             length=len(ids),
             was_templated=isinstance(prompt, str) and any(marker in prompt for marker in self.markers),
+            is_empty=is_empty_prompt(columns["raw_prompt"]),
         )
 
     def _render(self, prompt: Any, tools: list[dict[str, Any]]) -> list[int]:
         if tools and not self.tokenizer.chat_template:
-            raise DataError("The row has tools, and a tokenizer without a chat template has no way to show them.")
+            raise RowError(
+                "The row has tools, and a tokenizer without a chat template has no way to show them.",
+                column="tools",
+                seen="schemas of tools",
+                expected="none, or a chat template",
+            )
         kwargs = self.config.apply_chat_template_kwargs
         return render(prompt, self.tokenizer, tools=tools or None, chat_template_kwargs=kwargs)
 

@@ -44,6 +44,8 @@ class RLHFDataset(PreparedDataset[PreparedRow]):
         num_rows: rows read (after ``max_samples``).
         num_filtered: rows left out because their prompt is too long.
         num_truncated: rows whose prompt was shortened.
+        num_empty: rows whose prompt asks nothing (see `burnish.render.is_empty_prompt`).
+        remarks: what a user should hear of the rows beside these numbers, in sentences.
 
     Args:
         data_files: what ``data.train_files`` may be: one name or several; or such a thing for each name of a set.
@@ -88,7 +90,9 @@ class RLHFDataset(PreparedDataset[PreparedRow]):
         self.tokenizer = tokenizer
         self.config = config
         self.num_rows = self.num_filtered = self.num_truncated = 0
-        self._num_templated = 0
+        self.num_empty = self._num_templated = 0
+        self.remarks: list[str] = []
+        self._first_empty: Place | None = None
         self._columns: list[dict[str, Any]] = []
         self._prompts: list[np.ndarray] = []
         self._places: list[Place] = []
@@ -104,6 +108,9 @@ class RLHFDataset(PreparedDataset[PreparedRow]):
                 continue
             self.num_truncated += len(row.ids) < row.length
             self._num_templated += row.was_templated
+            self.num_empty += row.is_empty
+            if row.is_empty and self._first_empty is None:
+                self._first_empty = row.place
             columns = {**row.columns, "index": number}
             if set_name is not None:
                 columns["validation_set"] = set_name
@@ -135,25 +142,37 @@ class RLHFDataset(PreparedDataset[PreparedRow]):
                 "%s: %d of %d prompts were cut to data.max_prompt_length=%d tokens (%s).",
                 *(origin, self.num_truncated, self.num_rows, limit, asked),
             )
-        if self._num_templated:
-            logger.warning(
-                "%s: %d prompts are texts that hold the chat template's own tokens (%s): they were templated before, "
-                "and the template was applied to them again, as to any text. Give messages, or texts without the "
-                "template.",
-                *(origin, self._num_templated, " ".join(self._preparer.markers)),
-            )
-        self._warn_of_hidden_tools(origin)
+        self.remarks = self._remarks()
+        for remark in self.remarks:
+            logger.warning("%s: %s", origin, remark)
 
-    def _warn_of_hidden_tools(self, origin: str) -> None:
-        """A template without a place for tools shows none, and no row would ever say so."""
+    def _remarks(self) -> list[str]:
+        said = []
+        if self.num_empty:
+            said.append(
+                f"{self.num_empty:,} of {self.num_rows:,} prompts are empty (no text, or white space alone), so nothing is "
+                f"asked there, the first: {self._first_empty}. Leave such rows out, or set data.prompt_key where another "
+                f"column than {self.config.prompt_key!r} holds the prompts."
+            )
+        if self._num_templated:
+            said.append(
+                f"{self._num_templated} prompts are texts that hold the chat template's own tokens "
+                f"({' '.join(self._preparer.markers)}): they were templated before, and the template was applied to them "
+                f"again, as to any text. Give messages, or texts without the template."
+            )
+        if self._hides_tools():
+            said.append("the rows have tools, and the chat template shows none of them to the model.")
+        return said
+
+    def _hides_tools(self) -> bool:
+        """Whether there are tools, and the template has no place for them: no row would ever say so."""
         of_rows: Any = next((row["tools"] for row in self._columns if row.get("tools")), None)
         tools = self._preparer.tools or of_rows
         if not tools or not self.tokenizer.chat_template:
-            return
+            return False
         kwargs = self.config.apply_chat_template_kwargs
         prompt = self._columns[0]["raw_prompt"]
-        if not shows_tools(prompt, self.tokenizer, tools, kwargs):
-            logger.warning("%s: the rows have tools, and the chat template shows none of them to the model.", origin)
+        return not shows_tools(prompt, self.tokenizer, tools, kwargs)
 
     def __len__(self) -> int:
         return len(self._prompts)

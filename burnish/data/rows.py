@@ -71,6 +71,13 @@ def _read_prompt(row: Row, config: DataConfig) -> str | list[Any]:
             expected=_PROMPT,
         )
     prompt = row[key]
+    if prompt is None:
+        raise RowError(
+            f"column {key!r} is empty (null): there is no prompt. Give it one, or leave the row out.",
+            column=key,
+            seen="nothing (null)",
+            expected=_PROMPT,
+        )
     if isinstance(prompt, dict):
         prompt = [prompt] if "role" in prompt and "content" in prompt else prompt
     if isinstance(prompt, str) and LIKE_MESSAGES.match(prompt):

@@ -9,7 +9,7 @@ from burnish.data.problems import Place
 from burnish.data.sft_prepare import ConversationPreparer, PreparedConversation, PreparedSequence
 
 # Raised whenever rows come out differently than before, for other reasons than the keys below.
-_VERSION = 2
+_VERSION = 3
 _KEYS = (
     "messages_key",
     "prompt_key",

@@ -10,7 +10,15 @@ from transformers import PreTrainedTokenizerBase
 from burnish.config.sft import SFTDataConfig
 from burnish.data.problems import Place, RowError
 from burnish.data.sft_rows import Conversation, read_conversation
-from burnish.render import ConversationRenderer, TrainingSequence, shows_tools, template_markers
+from burnish.render import (
+    ConversationRenderer,
+    TrainingSequence,
+    is_blank,
+    is_empty_message,
+    is_empty_prompt,
+    shows_tools,
+    template_markers,
+)
 from burnish.utils.errors import DataError
 
 Spans = list[tuple[int, int]]
@@ -86,6 +94,8 @@ class ConversationPreparer:
             notes: Counter[str] = Counter()
             sequences = self._render(conversation, notes)
             kept = [one for one in (self._cut(sequence, notes) for sequence in sequences) if one is not None]
+        except RowError as error:
+            return error.at(place)
         except DataError as error:
             expected = f"a conversation that renders to at most {self.config.max_length} tokens"
             return RowError(str(error), place=place, column=column, seen=f"{row.get(column)!r:.80}", expected=expected)
@@ -103,8 +113,9 @@ class ConversationPreparer:
         if conversation.messages is None and not self.tokenizer.chat_template and config.system_prompt is None:
             if conversation.tools:
                 raise DataError("The row has tools, and a tokenizer without a chat template has no way to show them.")
-            notes["empty"] += not conversation.response.strip()
-            made = [self._renderer.text_pair(conversation.prompt, conversation.response)]
+            notes["empty"] += is_blank(conversation.response)
+            notes["empty_prompts"] += is_empty_prompt(conversation.prompt)
+            made = [self._text_pair(conversation.prompt, conversation.response)]
         else:
             messages = conversation.as_messages(config.system_prompt)
             thinking = conversation.enable_thinking
@@ -116,7 +127,8 @@ class ConversationPreparer:
                 turn_by_turn=config.ignore_input_ids_mismatch,
             )
             learnt = [messages[number] for sequence in made for number in sequence.turns]
-            notes["empty"] += sum(not message.get("content") and not message.get("tool_calls") for message in learnt)
+            notes["empty"] += sum(map(is_empty_message, learnt))
+            notes["empty_prompts"] += _asks_nothing(messages, made)
             notes["hidden_tools"] += bool(conversation.tools) and not self._has_place_for(conversation.tools, messages)
             notes["other_roles"] += any(message["role"] not in _ROLES for message in messages)
             notes["templated"] += any(marker in str(message) for marker in self.markers for message in messages)
@@ -126,6 +138,20 @@ class ConversationPreparer:
             notes["cut_tokens"] += sequence.cut_tokens
             notes["unwritten"] += sequence.unwritten
         return made
+
+    def _text_pair(self, prompt: str, response: str) -> TrainingSequence:
+        try:
+            return self._renderer.text_pair(prompt, response)
+        except DataError as error:
+            if prompt.strip():
+                raise
+            key = self.config.prompt_key or "prompt"
+            raise RowError(
+                f"column {key!r}: {error}",
+                column=key,
+                seen=f"text ({prompt!r:.60})",
+                expected="a text with a token or more",
+            ) from error
 
     def _has_place_for(self, tools: list[dict[str, Any]], messages: list[Any]) -> bool:
         """Whether the chat template shows tools, as its first conversation that has any says."""
@@ -156,3 +182,9 @@ class ConversationPreparer:
                 notes["nothing_left"] += 1
                 return None
         return PreparedSequence(ids=np.asarray(ids, dtype=np.int32), spans=spans, length=length)
+
+
+def _asks_nothing(messages: list[Any], made: list[TrainingSequence]) -> bool:
+    """Whether all that stands before the first learnt answer is empty; not where nothing is learnt, which is told of itself."""
+    first = min((number for sequence in made for number in sequence.turns), default=0)
+    return first > 0 and is_empty_prompt(messages[:first])

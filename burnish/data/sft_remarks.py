@@ -48,7 +48,13 @@ def remarks(
         ),
         "empty": (
             "warning",
-            "{n} answers are empty: what is learnt of them is to end at once. The first: {first}.",
+            "{n} answers are empty (no text, or white space alone): what is learnt of them is to end at once. The first: "
+            "{first}. Leave such rows out.",
+        ),
+        "empty_prompts": (
+            "warning",
+            "{n} of {rows} rows have nothing but empty messages (no text, or white space alone) before what is learnt, so "
+            "nothing is asked there. The first: {first}. Leave such rows out, or name the column that holds the question.",
         ),
         "added_end": (
             "warning",

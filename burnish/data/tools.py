@@ -1,11 +1,10 @@
 """The schemas of tools that prompts show (``data.tool_config_path``)."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import ConfigError, StorageError
 
 
@@ -19,7 +18,7 @@ def load_tools(path: str | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
-        content = yaml.safe_load(Path(storage.localize(path)).expanduser().read_text(encoding="utf-8"))
+        content = yaml.safe_load(local_paths.expanded(storage.localize(path)).read_text(encoding="utf-8"))
     except StorageError as error:
         raise ConfigError(f"data.tool_config_path: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

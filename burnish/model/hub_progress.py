@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from burnish.utils import progress
+from burnish.utils import local_paths, progress
 
 logger = logging.getLogger("burnish.model")
 
@@ -45,7 +45,7 @@ class Download:
 @contextmanager
 def hub_progress(path: str) -> Iterator[None]:
     """The block reads the model at ``path``; where that is a name of the hub, a thread tells how the download gets on."""
-    if Path(path).expanduser().exists() or path.count("/") > 1:
+    if local_paths.exists(path) or path.count("/") > 1:
         yield
         return
     download = Download(path, _cache_folder(path), time.monotonic())

@@ -25,7 +25,7 @@ from burnish.model.attention import ATTENTION_NAME, PackedContext
 from burnish.model.head import head_logits, logit_transform
 from burnish.model.hub_progress import hub_progress
 from burnish.model.verl_shards import load_verl_model
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import CheckpointError, ModelError
 from burnish.utils.model_folder import config_folder, is_verl_folder
 
@@ -51,7 +51,7 @@ def load_config(
         StorageError: what a URL names cannot be fetched.
     """
     path = storage.localize(path)
-    folder = Path(path).expanduser()
+    folder = local_paths.expanded(path)
     if path.startswith(("/", "./", "../", "~")) and not folder.is_dir():
         raise ModelError(f"Model path {path!r} does not exist. Give a folder in Hugging Face format or a hub name.")
     try:
@@ -254,7 +254,7 @@ def _load(
 def _loader(auto_class: Any, path: str, config: PreTrainedConfig) -> Callable[..., Any]:
     """What reads the weights at ``path``: files of transformers, or shards of verl's."""
     if not is_verl_folder(path):
-        return partial(auto_class.from_pretrained, str(Path(path).expanduser()))
+        return partial(auto_class.from_pretrained, str(local_paths.expanded(path)))
     try:
         weights = load_verl_model(path)
     except CheckpointError as error:
@@ -271,7 +271,7 @@ def _skeleton(
 ) -> PreTrainedModel:
     path = storage.localize(path)
     config = load_config(path, trust_remote_code=trust_remote_code, override_config=override_config)
-    folder = config_folder(str(Path(path).expanduser()))
+    folder = config_folder(str(local_paths.expanded(path)))
     with torch.device("meta"):
         model: PreTrainedModel = auto_class.from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation=ATTENTION_NAME

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import ConfigError, ModelError
 
 ALL_LINEAR = "all-linear"
@@ -73,7 +73,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, base_path: str 
     """
     peft = _import_peft()
     if settings.lora_adapter_path is not None:
-        folder = Path(storage.localize(settings.lora_adapter_path)).expanduser()
+        folder = local_paths.expanded(storage.localize(settings.lora_adapter_path))
         _add_from_folder(model, folder, settings.lora_rank, base_path)
         return
     targets = target_layers(model, settings.target_modules, settings.exclude_modules)

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import _dtensor_spec as dtensor_spec
 
+from burnish.utils import local_paths
 from burnish.utils.errors import CheckpointError
 from burnish.utils.model_folder import VERL_MODEL_FILES, is_verl_folder
 
@@ -81,7 +82,7 @@ def load_verl_model(path: Path | str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: see `VerlWeights`.
     """
-    folder = Path(path).expanduser()
+    folder = local_paths.expanded(path)
     if not is_verl_folder(str(folder)):
         raise CheckpointError(f"{folder} holds no {VERL_MODEL_FILES}, as verl's FSDP workers write them.")
     return dict(VerlWeights(folder))

@@ -3,6 +3,9 @@
 from burnish.render.conversation import LOSS_KEYS, ConversationRenderer, TrainingSequence
 from burnish.render.prompt import (
     encode_text,
+    is_blank,
+    is_empty_message,
+    is_empty_prompt,
     looks_templated,
     normalize_messages,
     render,
@@ -23,6 +26,9 @@ __all__ = [
     "TrainingSequence",
     "check_template",
     "encode_text",
+    "is_blank",
+    "is_empty_message",
+    "is_empty_prompt",
     "load_tokenizer",
     "looks_templated",
     "marked_text",

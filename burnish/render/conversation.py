@@ -128,7 +128,9 @@ class ConversationRenderer:
         """
         ids = encode_text(prompt, self._tokenizer)
         if not ids:
-            raise DataError(f"The prompt {prompt!r} has no tokens: a model needs at least one to go on from.")
+            raise DataError(
+                f"The prompt {prompt!r} has no tokens: a model needs at least one to go on from. Give it a text, or leave it out."
+            )
         answer = continue_ids(ids, response, self._tokenizer) if response else []
         end = self._tokenizer.eos_token_id
         has_end = bool(answer) and answer[-1] == end

@@ -1,6 +1,7 @@
 """From messages to prompt ids: the one function that the length filter, the rollout and all others share."""
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from burnish.utils.errors import ConfigError, DataError, ModelError
 
 Messages = list[dict[str, Any]]
 
+# Under which key of a message its thoughts are, by template.
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _OWN_ARGUMENTS = ("tokenize", "return_dict", "add_generation_prompt", "conversation", "tools", "chat_template")
 
 
@@ -51,7 +54,10 @@ def render(
             normalize_messages(messages), tokenizer, tools, dict(chat_template_kwargs or {}), add_generation_prompt
         )
     if not ids:
-        raise DataError(f"The prompt {messages!r:.200} has no tokens: a model needs at least one to go on from.")
+        raise DataError(
+            f"The prompt {messages!r:.200} has no tokens: a model needs at least one to go on from. Give it a text, or leave "
+            f"it out."
+        )
     return ids
 
 
@@ -77,6 +83,31 @@ def normalize_messages(messages: str | Sequence[Mapping[str, Any]]) -> Messages:
     if not messages:
         raise DataError("The list of messages is empty.")
     return [_normalize_message(message, number) for number, message in enumerate(messages)]
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: white space, control characters, spaces of no width."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+
+
+def is_empty_message(message: Mapping[str, Any]) -> bool:
+    """Whether a message says nothing: no text but white space, no call of a tool, no thought."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    said = [content, *(message.get(key) for key in REASONING_KEYS)]
+    return not message.get("tool_calls") and all(is_blank(str(text)) for text in said if text is not None)
+
+
+def is_empty_prompt(messages: str | Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a prompt asks nothing: a text of white space alone, or messages that say nothing beside the system's.
+
+    A chat template writes its own tokens around nothing too, so the ids do not tell.
+    """
+    if isinstance(messages, str):
+        return is_blank(messages)
+    asked = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return all(map(is_empty_message, asked or messages))
 
 
 def template_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from burnish.utils import storage
+from burnish.utils import hub, local_paths, storage
 from burnish.utils.errors import ModelError
 from burnish.utils.foreign_code import Caught
 from burnish.utils.model_folder import config_folder
@@ -32,8 +32,8 @@ def load_tokenizer(
         StorageError: what a URL names cannot be fetched.
     """
     path = config_folder(storage.localize(path))
-    folder = Path(path).expanduser()
-    if folder.is_dir():
+    folder = local_paths.expanded(path)
+    if local_paths.is_dir(folder):
         if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
             present = ", ".join(sorted(entry.name for entry in folder.iterdir())[:20]) or "nothing"
             raise ModelError(
@@ -44,10 +44,11 @@ def load_tokenizer(
         path = str(folder)
     elif path.startswith(("/", "~", ".")):
         raise ModelError(f"There is no model folder {folder}.")
+    hub.check_model(path, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        nowhere = "" if folder.exists() else f" There is no folder {path} in {Path.cwd()} either."
+        nowhere = "" if local_paths.exists(folder) else f" There is no folder {path} in {Path.cwd()} either."
         raise ModelError(f"The tokenizer of {path} cannot be loaded: {str(error).rstrip()}{nowhere}") from error
     if chat_template is not None:
         tokenizer.chat_template = read_chat_template(chat_template)
@@ -80,8 +81,8 @@ def read_chat_template(chat_template: str) -> str:
     """
     if "{" in chat_template:
         return chat_template
-    file = Path(storage.localize(chat_template)).expanduser()
-    if not file.is_file():
+    file = local_paths.expanded(storage.localize(chat_template))
+    if not local_paths.is_file(file):
         raise ModelError(
             f"The chat template {chat_template!r} (actor_rollout_ref.model.custom_chat_template) is neither Jinja text "
             f"nor a file that exists."

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from burnish.render.prompt import Messages, check_template_kwargs, render_text, with_argument_texts
+from burnish.render.prompt import REASONING_KEYS, Messages, check_template_kwargs, render_text, with_argument_texts
 from burnish.render.spans import Span
 from burnish.utils.errors import DataError, ModelError
 
@@ -17,7 +17,6 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # A thought that the prompt opens, or has opened and closed again: the model's turn begins behind it.
 _THOUGHT_IN_PROMPT = re.compile(r"<think>(?P<space>\s*)(?P<closed></think>\s*)?\Z")
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,4 +262,4 @@ def _thoughts_of(message: Mapping[str, Any]) -> str:
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
     """The thought that a message has beside its content, under one of the names that templates know; "" where it has none."""
-    return next((message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)), "").strip("\n")
+    return next((message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)), "").strip("\n")

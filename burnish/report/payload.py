@@ -4,7 +4,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from burnish.report.choose import Chosen, choose, index_of
@@ -14,6 +13,7 @@ from burnish.report.series import Series
 from burnish.report.tokens import Pieces
 from burnish.report.warnings import find_warnings
 from burnish.trainer.ppo.bottleneck import explain, stage_seconds
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 
 _MOST_EVENTS = 2000
@@ -87,9 +87,9 @@ def load_pieces(run: RunFolder, tokenizer: str | None) -> Pieces | None:
         ConfigError: the named one cannot be used.
     """
     if tokenizer is not None:
-        path = Path(tokenizer).expanduser()
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
+        path = local_paths.expanded(tokenizer)
+        file = path / "tokenizer.json" if local_paths.is_dir(path) else path
+        if not local_paths.is_file(file):
             raise ConfigError(f"--tokenizer={tokenizer}: there is no tokenizer.json. Name the folder of a model.")
     else:
         found = run.tokenizer_file()

@@ -14,6 +14,7 @@ from burnish.config.schema import leaves
 from burnish.report.rollouts import Dumps
 from burnish.report.series import Series, is_number
 from burnish.report.tail import Tail
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 from burnish.utils.events import EVENTS_FILE
 from burnish.utils.secrets import redact
@@ -23,8 +24,8 @@ HEARTBEAT_FILE = "heartbeat.json"
 CONFIG_FILE = "config.yaml"
 _SILENT_AFTER_S = 120.0
 _GRACE_S = 30.0
-# By the exit status of the run: Ctrl-C and SIGTERM stop it.
-_END_STATES = {0: "ended", None: "ended", 130: "stopped", 143: "stopped"}
+# By the exit status of the run: SIGHUP, Ctrl-C and SIGTERM stop it.
+_END_STATES = {0: "ended", None: "ended", 129: "stopped", 130: "stopped", 143: "stopped"}
 # What else a run leaves, with what it is to be opened by.
 _OTHER_FOLDERS = {"profile": "profiler output", "stacks": "stack dumps"}
 _MOST_FILES = 60
@@ -214,10 +215,10 @@ def open_runs(paths: Sequence[str]) -> list[RunFolder]:
     """
     folders = []
     for text in paths:
-        path = Path(text).expanduser()
-        if path.is_file() and path.name == METRICS_FILE:
+        path = local_paths.expanded(text)
+        if local_paths.is_file(path) and path.name == METRICS_FILE:
             path = path.parent
-        if not path.is_dir():
+        if not local_paths.is_dir(path):
             raise ConfigError(f"{text}: there is no such folder. Name a run's folder, its trainer.default_local_dir.")
         path = path.resolve()
         if path in folders:

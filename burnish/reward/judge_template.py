@@ -1,12 +1,12 @@
 """What a judge is asked: a jinja2 template."""
 
 import functools
-from pathlib import Path
 
 import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 
 DEFAULT_TEMPLATE = """You grade the answer of an assistant.
@@ -36,8 +36,8 @@ def template_text(template: str | None, key: str) -> str:
         return DEFAULT_TEMPLATE
     if not template.endswith((".jinja", ".jinja2", ".j2")) or "\n" in template:
         return template
-    file = Path(template).expanduser()
-    if not file.is_file():
+    file = local_paths.expanded(template)
+    if not local_paths.is_file(file):
         raise ConfigError(f"{key}.template={template}: there is no such file.")
     return file.read_text(encoding="utf-8")
 

@@ -22,6 +22,7 @@ from typing import Any
 from burnish.reward.outcome import one_line
 from burnish.reward.travel import is_async, unpack
 from burnish.utils import stacks
+from burnish.utils.console import readers_may_leave
 
 _LENGTH = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1
@@ -54,7 +55,9 @@ def take_frames(buffer: bytearray) -> list[Any]:
 def main(fd: int) -> None:
     """Serves the driver at the other end of the socket ``fd`` until it hangs up."""
     try:
-        _serve_driver(fd)
+        # What a function prints must not fail since the run's terminal was closed.
+        with readers_may_leave():
+            _serve_driver(fd)
     except ConnectionError:
         os._exit(0)  # It hung up in the midst of a message.
 

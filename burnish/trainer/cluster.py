@@ -130,6 +130,9 @@ def worker_group_cls(config: AnyConfig) -> type:
 def cluster(config: AnyConfig) -> Iterator[OwnRay]:
     """Ray for the run's time, where the controller is Ray; a cluster that was there before stays.
 
+    The folder of a session that is the run's own is removed, unless an error ends the block: then the error has a note that names
+    the logs.
+
     Returns:
         those of its processes that are the run's own.
     """
@@ -142,16 +145,24 @@ def cluster(config: AnyConfig) -> Iterator[OwnRay]:
     if ray.is_initialized():
         yield own
         return
+    failed = False
     try:
         with keeps_sigterm(), own.starting():
             _start_ray(config, own)
         yield own
+    except Exception as error:
+        failed = True
+        if own.logs is not None:
+            error.add_note(own.logs)
+        raise
     finally:
         own.ending()
         try:
             ray.shutdown()
         finally:
             own.close()
+            if not failed:
+                own.remove_session()
 
 
 def _start_ray(config: AnyConfig, own: OwnRay) -> None:
@@ -162,12 +173,13 @@ def _start_ray(config: AnyConfig, own: OwnRay) -> None:
         logger.info("The run joins the Ray cluster at %s.", address)
         own.join(address)
     try:
-        ray.init(**ray_init_kwargs(config))
+        context: Any = ray.init(**ray_init_kwargs(config))
     except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as error:
         given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
         asked = f" with ray_kwargs.ray_init={redact(given)}" if given else ""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ResourceError(f"Ray cannot be started{asked}: {reason.rstrip('.')}.") from error
+    own.has_session(context.address_info["session_dir"])
 
 
 def ray_address(config: AnyConfig) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.config import PPOTrainerConfig, SFTTrainerConfig, policy_of
 from burnish.utils import storage
 from burnish.utils.errors import ResourceError
+from burnish.utils.local_paths import exists, expanded, is_dir
 
 if TYPE_CHECKING:
     from burnish.single_controller.ray.nodes import NodeFacts
@@ -66,9 +67,9 @@ def needs_of(config: PPOTrainerConfig | SFTTrainerConfig) -> Needs:
 
 def local_paths(named: Iterable[str | None]) -> tuple[str, ...]:
     """Those of the models and files ``named`` that are on this machine's disk, as absolute paths."""
-    paths = [Path(name).expanduser().absolute() for name in named if name and not storage.is_remote(str(name))]
+    paths = [expanded(name).absolute() for name in named if name and not storage.is_remote(str(name))]
     # What is not here either is a name of the hub, or was refused before.
-    return tuple(str(path) for path in dict.fromkeys(paths) if path.exists())
+    return tuple(str(path) for path in dict.fromkeys(paths) if exists(path))
 
 
 def look_at_nodes(nodes: Mapping[str, str], needs: Needs) -> NodeProblems:
@@ -121,8 +122,8 @@ def refuse_unfit_nodes(config: PPOTrainerConfig | SFTTrainerConfig, resource_poo
 def marked_folder(run_dir: str) -> Iterator[str | None]:
     """A file that everybody can see who sees the folder of the run, or the nearest one above it that there is. None where
     none can be made, which is told elsewhere."""
-    folder = Path(run_dir).expanduser().absolute()
-    while not folder.is_dir() and folder != folder.parent:
+    folder = expanded(run_dir).absolute()
+    while not is_dir(folder) and folder != folder.parent:
         folder = folder.parent
     with ExitStack() as made:
         name = None

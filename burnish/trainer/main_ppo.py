@@ -6,12 +6,18 @@ and of the data come before Ray, models or devices are touched.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    # Before the imports below, which take a while.
+    from burnish.utils.interrupts import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from burnish.config import PPOTrainerConfig, batch_plan, check_paths, load_config, to_shown_yaml
+from burnish.config import PPOTrainerConfig, batch_plan, check_hub_models, check_paths, load_config, to_shown_yaml
 from burnish.config.cli import parse_train_args
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.config.reward_model_checks import has_reward_pool
@@ -41,6 +47,7 @@ from burnish.trainer.supervisor import supervise
 from burnish.utils import env
 from burnish.utils.console import console
 from burnish.utils.errors import CheckpointError, ConfigError, DataError, RewardError, StorageError
+from burnish.utils.hub import asking_again
 
 if TYPE_CHECKING:
     from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -206,9 +213,12 @@ class TaskRunner:
 
     def run(self, config: PPOTrainerConfig, parts: Parts | None = None) -> RunSummary:
         """Builds, trains, and ends the workers whatever happens; starts again where ``trainer.max_restarts`` allows it."""
-        check_vllm(config)  # Before the data, whose loading may take long.
-        with left_as_found():
-            return live(config, lambda config: self.built(config, parts or Parts()))
+        with asking_again():
+            # Before the data, whose loading may take long.
+            check_hub_models(config)
+            check_vllm(config)
+            with left_as_found():
+                return live(config, lambda config: self.built(config, parts or Parts()))
 
     def built(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
         """A trainer that is checked and has no workers yet; one for each attempt at the run."""
@@ -252,7 +262,7 @@ def run_ppo(
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status, as `burnish.trainer.ending` lists them."""
-    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv))
+    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), needs_readers=False)
 
 
 def _train(argv: list[str]) -> int:

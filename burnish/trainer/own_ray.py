@@ -1,14 +1,17 @@
 """The Ray of a run. Signals to the run's process group pass the processes by that the run has started for it, and they end with
-the run however that ends. The end of the one on which all depends is noticed, whoever has started it."""
+the run however that ends. The end of the one on which all depends is noticed, whoever has started it. Ray keeps the folder of a
+session for ever; that of the run's own goes with the run, unless there is something to look up in its logs."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from burnish.reward.process_group import Guard
@@ -19,6 +22,12 @@ _SECONDS_OF_SILENCE = 50.0
 """After which the head of a cluster that was joined is given up: it may be started again, and Ray waits a little longer."""
 _SECONDS_BETWEEN_QUESTIONS = 2.0
 _SECONDS_TO_CONNECT = 3.0
+_ATTEMPTS_TO_REMOVE = 50
+_SECONDS_BETWEEN_ATTEMPTS = 0.1
+_FOLDER = "--session-dir="
+"""How the head's argument begins that names the folder of the session."""
+_LATEST = "session_latest"
+"""Ray's link to the folder of the session that began last."""
 
 
 class OwnRay:
@@ -33,6 +42,7 @@ class OwnRay:
         self._guard: Guard | None = None
         self._head: subprocess.Popen[bytes] | None = None
         self._address: str | None = None
+        self._session: Path | None = None
         self._asked = self._answered = 0.0
 
     @property
@@ -68,9 +78,23 @@ class OwnRay:
         if self._guard is None:
             self._guard = Guard()
         self._guard.watch(process.pid)
-        program = process.args[0] if isinstance(process.args, (list, tuple)) else process.args
+        program, *arguments = process.args if isinstance(process.args, (list, tuple)) else [process.args]
         if str(program).endswith(_HEAD):
             self._head = process
+            # Known from the beginning: Ray's start may fail or be interrupted, and then it tells nothing.
+            for argument in map(str, arguments):
+                if argument.startswith(_FOLDER):
+                    self._session = Path(argument.removeprefix(_FOLDER))
+
+    def has_session(self, folder: str) -> None:
+        """Ray's files of the session are in ``folder``, which is the run's own where it has started the head."""
+        if self._head is not None:
+            self._session = Path(folder)
+
+    @property
+    def logs(self) -> str | None:
+        """Where the logs of the run's own Ray are, in a sentence; None where Ray is not the run's own."""
+        return None if self._session is None else f"The logs of the run's Ray are kept in {self._session / 'logs'}."
 
     def join(self, address: str) -> None:
         """The run uses the cluster whose head listens at ``address``."""
@@ -86,7 +110,7 @@ class OwnRay:
         by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return (
             f"Ray's process {_HEAD} ({head.pid}), without which no worker can be reached, {by}. "
-            f"(`ray stop` ends every Ray of this machine, also those of runs.)"
+            f"(`ray stop` ends every Ray of this machine, also those of runs.){f' {self.logs}' if self.logs else ''}"
         )
 
     def _silence(self, address: str, now: float) -> str | None:
@@ -111,6 +135,23 @@ class OwnRay:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
+
+    def remove_session(self) -> None:
+        """Removes what Ray has left of the session on the disk, once its processes have ended."""
+        folder, self._session = self._session, None
+        if folder is None:
+            return
+        latest = folder.parent / _LATEST
+        with suppress(OSError):
+            # Of another run that has started since, the link leads to the folder of that one.
+            if latest.readlink() == folder:
+                latest.unlink()
+        for _ in range(_ATTEMPTS_TO_REMOVE):
+            # A process that is about to end may write its last line to a file of its own in a folder that was empty a moment ago.
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                return
+            time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
 
 def silence_of(address: str) -> str | None:

@@ -79,7 +79,7 @@ def failure_of(error: BaseException, *, step: int, stage: str) -> Failure:
     elif any(isinstance(cause, StalledError) for cause in chain):
         kind = "hang"
     may_pass = may_pass and not any(isinstance(cause, _NOT_AGAIN) for cause in chain)
-    message = str(error) or type(error).__name__
+    message = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     return Failure(kind=kind, what=type(chain[-1]).__name__, step=step, stage=stage, message=message, may_pass=may_pass)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.trainer.cluster import cluster
-from burnish.trainer.ending import Terminated, stop_status
+from burnish.trainer.ending import Terminated, signal_name, something_to_lose, stop_status
 from burnish.trainer.restarts import Failure, Restarts, WrittenSince, causes, failure_of
 from burnish.trainer.supervised import in_supervision, report_failure, run_started
 from burnish.utils.errors import StalledError
@@ -47,7 +47,8 @@ class RunSummary:
         run_dir: where its files are.
         steps: the last step that was begun.
         metrics: of the last step that ended.
-        status: 0, or the exit status of what stopped it: 130 for Ctrl-C, 143 for SIGTERM, 75 for the end of its time.
+        status: 0, or the exit status of what stopped it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 75 for the end of
+            its time.
         ending: how it ended, in a sentence.
     """
 
@@ -118,6 +119,7 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: TrainingLoop)
     status, ending = 0, ""
     try:
         with (
+            something_to_lose(),
             RunWatch(trainer, trainer.checkpoints.root, trainer.run_log.events, config.trainer.stage_timeout) as watch,
             cluster(config) as ray_here,
         ):
@@ -131,8 +133,10 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: TrainingLoop)
                 watch.ending()
                 trainer.shutdown()
     except KeyboardInterrupt as stop:
-        by = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
-        status, ending = stop_status(stop), f"Stopped by {by} {place(trainer)}."
+        if not ending:
+            status = stop_status(stop)
+            ending = f"Stopped by {signal_name(status - 128)} {place(trainer)}."
+        # Else all was saved and said, and only the ending of processes is cut short.
     return RunSummary(
         run_dir=str(trainer.checkpoints.root),
         steps=trainer.global_steps,
@@ -145,15 +149,15 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: TrainingLoop)
 @contextmanager
 def _as_raised() -> Iterator[None]:
     """What the handler of a signal raises while native code waits, as Ray's does, comes out of that code as its cause; SIGTERM as
-    a KeyboardInterrupt like any other."""
-    terminated = Terminated.raised
+    a KeyboardInterrupt like any other. In the midst of an import it comes out as an error of that import."""
+    terminated = len(Terminated.raised)
     try:
         yield
     except KeyboardInterrupt as stop:
-        if type(stop) is KeyboardInterrupt and Terminated.raised > terminated:
-            raise Terminated from None
+        if type(stop) is KeyboardInterrupt and len(Terminated.raised) > terminated:
+            raise Terminated(Terminated.raised[-1]) from None
         raise
-    except SystemError as error:
+    except (SystemError, ImportError, RuntimeError) as error:
         raised = next((cause for cause in causes(error) if isinstance(cause, (StalledError, KeyboardInterrupt))), None)
         if raised is None:
             raise

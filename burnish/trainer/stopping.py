@@ -1,8 +1,9 @@
 """Ending a run before its last step without losing anything: signals, and times at which the machine is taken away.
 
 The first Ctrl-C or SIGTERM asks: the run goes on to the next place where nothing is lost, saves, and ends. A second one ends it
-at once. SIGUSR1 asks for a checkpoint and nothing else. The same end comes by itself before ``trainer.max_wall_time`` is over, or
-before the environment says that the machine goes away.
+at once, unless it comes with the first. SIGHUP asks as well, however often it comes. SIGUSR1 asks for a checkpoint and nothing
+else. The same end comes by itself before ``trainer.max_wall_time`` is over, or before the environment says that the machine goes
+away.
 
 Where nothing is lost: before a step's first update its stages are given up, since the state after the step before is still
 there, and a resumed run repeats them to the bit; from the first update on the step is finished. See docs/checkpoints.md.
@@ -11,7 +12,6 @@ there, and a resumed run repeats them to the bit; from the first update on the s
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 import time
@@ -22,9 +22,9 @@ from types import FrameType
 from typing import Any
 
 from burnish.config import TrainerConfig
-from burnish.trainer.ending import Terminated
-from burnish.trainer.supervised import in_supervision
+from burnish.trainer.ending import ENDING_SIGNALS, SECONDS_OF_AN_ECHO, Terminated, signal_name
 from burnish.utils import env
+from burnish.utils.interrupts import say
 
 OUT_OF_TIME = 75
 """Exit status of a run that ended since its time was over: EX_TEMPFAIL, "try again"."""
@@ -37,7 +37,6 @@ DEADLINE_VARIABLES = (
 )
 # Until a save has been measured.
 _SECONDS_OF_A_SAVE = 60.0
-_SECONDS_OF_AN_ECHO = 1.0
 
 LEFT_AT_ONCE = ("gen", "gen_max", "reward_model", "reward", "filter", "testing")
 """Stages that a request interrupts where the worker runs in the driver's process. The others are short, or move weights."""
@@ -50,7 +49,7 @@ class Stop:
     """What ends a run early.
 
     Attributes:
-        by: "Ctrl-C", "SIGTERM", or what sets the time.
+        by: "Ctrl-C", "SIGTERM", "SIGHUP", or what sets the time.
         status: the exit status.
     """
 
@@ -114,6 +113,7 @@ class StopControl:
         self._config = config
         self.deadlines = deadlines(config, clock())
         self._signalled = float("-inf")
+        self._was_told = False
         self._stage = "start"
         self._has_updated = False
         self._step_began = clock()
@@ -126,23 +126,24 @@ class StopControl:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Handles SIGINT, SIGTERM and SIGUSR1 while the block runs, on the main thread only.
+        """Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1 while the block runs, on the main thread only.
 
-        A run that saves nothing has nothing to wait for: there the first two mean what they meant before.
+        A run that saves nothing has nothing to wait for: there the first three mean what they meant before.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         handlers: dict[signal.Signals, Any] = {signal.SIGUSR1: self._on_save}
         if self._saves:
-            handlers |= {signal.SIGINT: self._on_stop, signal.SIGTERM: self._on_stop}
+            handlers |= dict.fromkeys(ENDING_SIGNALS, self._on_stop)
         # A handler that was not made in Python cannot be put back.
         before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in handlers}
         ours = {
             number: handler
             for number, handler in handlers.items()
-            # Who started the run in the background of a shell has it ignore Ctrl-C.
-            if before[number] is not None and not (number == signal.SIGINT and before[number] is signal.SIG_IGN)
+            # Who started the run in the background of a shell has it ignore Ctrl-C, and nohup SIGHUP.
+            if before[number] is not None
+            and not (number in (signal.SIGINT, signal.SIGHUP) and before[number] is signal.SIG_IGN)
         }
         for number, handler in ours.items():
             signal.signal(number, handler)
@@ -153,25 +154,32 @@ class StopControl:
                 signal.signal(number, before[number])
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        is_term = number == signal.SIGTERM
-        now = time.monotonic()
-        # A scheduler that signals every process of a job reaches this one directly, and by its supervisor once more.
-        is_echo, self._signalled = in_supervision() and now - self._signalled < _SECONDS_OF_AN_ECHO, now
-        if is_echo:
+        now = self._clock()
+        if abs(now - self._signalled) < SECONDS_OF_AN_ECHO:
             return
+        # When a terminal is closed, SIGHUP comes from the shell and from the system, and SIGTERM from who ends the session: all
+        # of that is one request.
+        is_told = number != signal.SIGHUP
+        if is_told:
+            self._signalled = now
+        if is_told and self._was_told:
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+        self._was_told |= is_told
         if self.asked is not None:
-            raise Terminated if is_term else KeyboardInterrupt
-        self.ask(Stop("SIGTERM" if is_term else "Ctrl-C", 128 + number))
-        _say(
-            f"{'SIGTERM' if is_term else 'Ctrl-C'}: saving and ending as soon as nothing is lost (stage: {self._stage}). Once "
-            f"more to end at once."
+            if is_told:
+                say(f"{signal_name(number)}: saving and ending already ({self.asked.by}). Once more to end at once.")
+            return
+        self.ask(Stop(signal_name(number), 128 + number))
+        say(
+            f"{signal_name(number)}: saving and ending as soon as nothing is lost (stage: {self._stage}). "
+            f"{'Ctrl-C' if number == signal.SIGHUP else 'Once more'} to end at once."
         )
         if self._in_process and not self._has_updated and self._stage in LEFT_AT_ONCE:
             raise StopRun
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.wants_checkpoint = True
-        _say("SIGUSR1: saving at the end of this step.")
+        say("SIGUSR1: saving at the end of this step.")
 
     def ask(self, stop: Stop) -> None:
         """Ends the run at the next place where nothing is lost."""
@@ -231,8 +239,3 @@ class StopControl:
     def saved(self, seconds: float) -> None:
         """A save took so long."""
         self.longest_save = max(self.longest_save or 0.0, seconds)
-
-
-def _say(message: str) -> None:
-    # In the midst of whatever runs: neither a logger nor a stream may be used, who may be at work just now.
-    os.write(2, f"{message}\n".encode())

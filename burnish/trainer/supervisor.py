@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from burnish.config import PPOTrainerConfig, SFTTrainerConfig
-from burnish.trainer.ending import Terminated
+from burnish.trainer.ending import ENDING_SIGNALS, Terminated
 from burnish.trainer.restarts import HEARTBEAT, Failure, Restarts, WrittenSince
 from burnish.trainer.supervised import STARTED, VARIABLE
 from burnish.utils import env, stacks
@@ -32,6 +32,8 @@ from burnish.utils.events import EventLog
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
+from burnish.utils.interrupts import end_at_ctrl_c
+end_at_ctrl_c()
 from MODULE import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -130,6 +132,10 @@ class Supervisor:
             return status, Failure(**json.loads(said))
         if status >= 0:
             return status, None
+        if self._was_stopped and -status in ENDING_SIGNALS:
+            # It was still loading what it needs, where a signal that was passed on simply ends it.
+            error_console.print("Stopped before training began.")
+            return 128 - status, None
         failure = self._killed(-status, started)
         error_console.print(failure.message, soft_wrap=True)
         self._events.write("worker_death", failure.message, step=failure.step, stage=failure.stage)
@@ -197,7 +203,7 @@ class Supervisor:
                 self._child.send_signal(number)
             elif self._was_stopped:
                 # Between two attempts there is nothing to save.
-                raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+                raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
         before = {number: signal.getsignal(number) for number in _PASSED_ON}
         # What whoever started this has ignored stays so, as Ctrl-C in a shell's background.

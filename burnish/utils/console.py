@@ -5,8 +5,12 @@ importing this module costs nothing. They print text as it is: brackets in a pro
 emoji, unless a call says ``markup=True``. What the stream's encoding has no character for is printed as its escape.
 """
 
+import errno
+import io
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,3 +54,77 @@ def outliving_the_reader() -> Iterator[None]:
         yield
     except SystemExit as error:
         raise BrokenPipeError("nobody reads standard output any more") from error
+
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+"""A pipe whose other end is closed, a terminal that is."""
+
+
+@contextmanager
+def readers_may_leave() -> Iterator[None]:
+    """In the block what this process prints goes nowhere once nobody can read it: the terminal was closed, or the program behind
+    the pipe has ended. Standard output and standard error alone, and each only where it is the process's own."""
+    before = {"stdout": sys.stdout, "stderr": sys.stderr}
+    for name, stream in before.items():
+        if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, _outlasting(stream))
+    ours = {name: getattr(sys, name) for name in before}
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            ours[name].flush()
+            if getattr(sys, name) is ours[name]:
+                setattr(sys, name, stream)
+
+
+def _outlasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, which loses what it cannot write since nobody reads it."""
+    raw = _OutlastingFile(stream.fileno())
+    try:
+        stream.flush()
+    except OSError:
+        raw.give_up()
+        # What stays in its buffer is tried once more when Python ends, and would make that an error.
+        stream.flush()
+    is_buffered = isinstance(stream.buffer, io.BufferedWriter)
+    return io.TextIOWrapper(
+        # As Python makes it under -u, where there is no buffer.
+        io.BufferedWriter(raw) if is_buffered else raw,  # type: ignore[arg-type]
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _OutlastingFile(io.RawIOBase):
+    """What is written to a file descriptor, as long as somebody can read it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+        self.give_up()
+        return len(memoryview(data).cast("B"))
+
+    def give_up(self) -> None:
+        """Whatever this process and those that it starts write there from now on goes nowhere."""
+        with suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._descriptor)
+            os.close(nowhere)

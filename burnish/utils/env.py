@@ -28,6 +28,11 @@ def set_all(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
+def unset(name: str) -> None:
+    """Removes an environment variable of this process."""
+    os.environ.pop(name, None)
+
+
 @contextmanager
 def kept(names: Iterable[str]) -> Iterator[None]:
     """The environment variables ``names`` are after the block as they were before."""

@@ -5,11 +5,10 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import ConfigError, StorageError
 
 _PACKAGE_PREFIX = "pkg://"
@@ -72,11 +71,12 @@ def _import_package(path: str, key: str) -> ModuleType:
 
 def _import_file(path: str, key: str) -> ModuleType:
     try:
-        file = Path(storage.localize(path)).expanduser().resolve()
+        file = local_paths.expanded(storage.localize(path)).absolute()
     except StorageError as error:
         raise ConfigError(f"{key}: {error}") from error
-    if not file.is_file():
+    if not local_paths.is_file(file):
         raise ConfigError(f"{key}={path}: there is no such file ({file}).")
+    file = file.resolve()
     if file.suffix != ".py":
         raise ConfigError(f"{key}={path}: this must be a Python file whose name ends in .py.")
     fingerprint = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()[:16]

@@ -45,18 +45,48 @@ def overrides(folder: Path, *more: str) -> list[str]:
     ]
 
 
+def sft_overrides(folder: Path, *more: str) -> list[str]:
+    """A run of `STEPS` steps of 4 conversations that saves and validates every second step and at the end."""
+    rows = [
+        {"messages": [{"role": r, "content": c} for r, c in (("user", f"{n}+1="), ("assistant", f"{n + 1}"))]}
+        for n in range(20)
+    ]
+    files = folder.parent / "conversations.jsonl"
+    files.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        f"model.path={TINY / 'model'}",
+        f"data.train_files={files}",
+        f"data.val_files={files}",
+        "data.train_batch_size=4",
+        "data.max_length=64",
+        "engine.dtype=float32",
+        "trainer.device=cpu",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.save_freq=2",
+        "trainer.test_freq=2",
+        "trainer.resume_mode=auto",
+        "trainer.logger=[console,file]",
+        f"trainer.default_local_dir={folder}",
+        *more,
+    ]
+
+
 class Chaos:
     """One process of a run, and all that it starts, which carry a mark by which they are found."""
 
-    def __init__(self, folder: Path, what: dict, *more: str, logs: Path | None = None) -> None:
+    def __init__(self, folder: Path, what: dict, *more: str, logs: Path | None = None, is_sft: bool = False) -> None:
         self.mark = uuid.uuid4().hex
         self.output = (logs or folder.parent) / f"{folder.name}-{self.mark[:6]}.log"
+        of_run = sft_overrides(folder, *more) if is_sft else overrides(folder, *more)
+        arguments = [*(["sft"] if is_sft else []), json.dumps(what), *of_run]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "program.py"), json.dumps(what), *overrides(folder, *more)],
+                [sys.executable, str(HERE / "program.py"), *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=REPO,
+                # Signals for the run's group are not for the tests'.
+                process_group=0,
                 env=os.environ | {MARK: self.mark, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
             )
 
@@ -95,13 +125,13 @@ class Chaos:
             time.sleep(0.2)
 
 
-def run_to_the_end(folder: Path, *more: str, logs: Path | None = None) -> str:
+def run_to_the_end(folder: Path, *more: str, logs: Path | None = None, is_sft: bool = False) -> str:
     """A run, or the rest of one, in which nothing happens.
 
     Returns:
         what it printed.
     """
-    run = Chaos(folder, {}, *more, logs=logs)
+    run = Chaos(folder, {}, *more, logs=logs, is_sft=is_sft)
     assert run.end() == 0, run.said
     return run.said
 
@@ -135,10 +165,10 @@ def metrics(folder: Path) -> list[dict]:
     ]
 
 
-def resume(folder: Path, *more: str, logs: Path | None = None) -> None:
+def resume(folder: Path, *more: str, logs: Path | None = None, is_sft: bool = False) -> None:
     """Goes on with an interrupted run to its end, from the newest checkpoint that it has."""
     newest = max(checkpoints(folder), default=None)
-    run_to_the_end(folder, *more, logs=logs)
+    run_to_the_end(folder, *more, logs=logs, is_sft=is_sft)
     assert [event["step"] for event in events(folder, "resume")] == ([] if newest is None else [newest])
 
 

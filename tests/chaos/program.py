@@ -1,7 +1,8 @@
 """A training run in which something terrible happens: ``program.py '<what>' key=value ...``.
 
-``what`` is JSON: {"do": ..., "step": n, "stage": name} does it when the stage begins; with "call" instead of a stage, when the
-checkpoint of that step makes its nth change to the disk. An empty object is a run in which nothing happens.
+``what`` is JSON: {"do": ..., "step": n, "stage": name} does it when the stage begins; with "after" so many seconds later, from a
+thread; with "call" instead of a stage, when the checkpoint of that step makes its nth change to the disk. An empty object is a
+run in which nothing happens. With "sft" first it is a run of supervised fine-tuning: ``program.py sft '<what>' key=value ...``.
 """
 
 import contextlib
@@ -12,8 +13,7 @@ import sys
 import threading
 import time
 
-from burnish.trainer.main_ppo import main
-from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
+from burnish.trainer.loop import TrainingLoop
 from burnish.utils import stacks
 from burnish.utils.console import console
 
@@ -26,6 +26,30 @@ def kill_driver(trainer):
 
 def terminate(trainer):
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupt(trainer):
+    """As a terminal sends Ctrl-C: to the whole group."""
+    os.killpg(0, signal.SIGINT)
+
+
+def terminate_group(trainer):
+    """As job schedulers and `timeout` do."""
+    os.killpg(0, signal.SIGTERM)
+
+
+def interrupt_twice(trainer):
+    """By somebody who does not want to wait."""
+    interrupt(trainer)
+    time.sleep(1.2)
+    interrupt(trainer)
+
+
+def hang_up(trainer):
+    """As a shell and the system do when a terminal is closed: one after the other."""
+    for _ in range(2):
+        os.killpg(0, signal.SIGHUP)
+        time.sleep(0.05)
 
 
 def kill_reward_processes(trainer):
@@ -71,6 +95,10 @@ ACTIONS = {
     for action in (
         kill_driver,
         terminate,
+        terminate_group,
+        interrupt,
+        interrupt_twice,
+        hang_up,
         kill_reward_processes,
         kill_worker,
         freeze_worker,
@@ -88,13 +116,17 @@ def arrange(what):
     action, done = ACTIONS[what["do"]], []
 
     def happen(trainer):
-        if not done:
-            done.append(True)
-            console.print(f"now: {what}")
+        if done:
+            return
+        done.append(True)
+        console.print(f"now: {what}")
+        if "after" in what:
+            threading.Timer(what["after"], action, (trainer,)).start()
+        else:
             action(trainer)
 
     trainers = []
-    set_stage = RayPPOTrainer.__setattr__
+    set_stage = TrainingLoop.__setattr__
 
     def on_change(self, name, value):
         set_stage(self, name, value)
@@ -103,7 +135,7 @@ def arrange(what):
             if "call" not in what and (self.global_steps, value) == (what["step"], what["stage"]):
                 happen(self)
 
-    RayPPOTrainer.__setattr__ = on_change
+    TrainingLoop.__setattr__ = on_change
     if "call" in what:
         counts = []
         for name in DISK_CALLS:
@@ -125,5 +157,10 @@ def _counted(call, counts, what, trainers, happen):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "sft":
+        del sys.argv[1]
+        from burnish.trainer.sft.main import main
+    else:
+        from burnish.trainer.main_ppo import main
     arrange(json.loads(sys.argv[1]))
     sys.exit(main(sys.argv[2:]))

@@ -11,10 +11,13 @@ import pytest
 from tests.chaos.harness import (
     HERE,
     ONE_PROCESS,
+    STEPS,
+    TINY,
     TWO_RANKS,
     Chaos,
     assert_equal_runs,
     checkpoints,
+    contents,
     events,
     resume,
 )
@@ -72,6 +75,50 @@ def test_sigterm_saves_and_the_run_goes_on_to_the_bit(tmp_path, reference, stage
     assert_nothing_is_lost(tmp_path / "run")
     resume(tmp_path / "run", *ONE_PROCESS)
     assert_equal_runs(tmp_path / "run", reference(*ONE_PROCESS))
+
+
+VALIDATES = (
+    f"data.val_files={TINY / 'data' / 'test.jsonl'}",
+    "data.val_max_samples=16",
+    "trainer.test_freq=2",
+    "trainer.val_before_train=false",
+)
+
+
+@pytest.mark.parametrize(
+    ("is_sft", "do", "step", "stage", "status", "saved"),
+    [
+        (False, "interrupt", 3, "gen", 130, {2, 3}),
+        (False, "hang_up", 3, "update_actor", 129, {3}),
+        (False, "terminate_group", 4, "testing", 143, {4}),
+        (False, "terminate_group", 2, "save_checkpoint", 143, {2, 3}),
+        (True, "hang_up", 3, "train", 129, {3}),
+        (True, "interrupt", 2, "testing", 130, {2}),
+        (True, "terminate_group", 2, "save_checkpoint", 143, {2, 3}),
+    ],
+)
+def test_a_signal_while_the_driver_waits_for_ray_saves_and_the_run_goes_on_to_the_bit(
+    tmp_path, reference, is_sft, do, step, stage, status, saved
+):
+    kind = TWO_RANKS if is_sft else (*TWO_RANKS, *VALIDATES)
+    # A moment later: what waits in Ray's native code hears of signals by Ray.
+    what = {"do": do, "step": step, "stage": stage, "after": 0.1}
+    run = Chaos(tmp_path / "run", what, *kind, is_sft=is_sft)
+    assert run.end() == status, run.said
+    assert max(checkpoints(tmp_path / "run")) in saved, run.said
+    assert "Traceback" not in run.said
+    assert_nothing_is_lost(tmp_path / "run")
+    resume(tmp_path / "run", *kind, is_sft=is_sft)
+    ours, theirs = (checkpoints(folder)[STEPS] for folder in (tmp_path / "run", reference(*kind, is_sft=is_sft)))
+    assert contents(ours) == contents(theirs)
+
+
+def test_a_second_ctrl_c_ends_a_run_on_ray_at_once_and_loses_no_checkpoint(tmp_path):
+    what = {"do": "interrupt_twice", "step": 3, "stage": "update_actor", "after": 0.1}
+    run = Chaos(tmp_path / "run", what, *TWO_RANKS)
+    assert run.end() == 130, run.said
+    assert 2 in checkpoints(tmp_path / "run")
+    assert_nothing_is_lost(tmp_path / "run")
 
 
 def test_reward_processes_that_are_killed_are_replaced(tmp_path, reference):
@@ -207,3 +254,12 @@ def test_two_runs_of_two_ranks_start_at_once_on_one_machine(tmp_path):
         end.start()
     for run in runs:
         assert run.end() == 0, run.said
+
+
+@pytest.mark.parametrize(("do", "status"), [("interrupt", 130), ("kill_driver", -signal.SIGKILL)])
+def test_the_end_of_a_run_with_a_ray_of_its_own_is_nothing_to_another_one(tmp_path, reference, do, status):
+    what = {"do": do, "step": 2, "stage": "update_actor"}
+    other, ended = (Chaos(tmp_path / name, made, *TWO_RANKS) for name, made in (("other", {}), ("ended", what)))
+    assert ended.end() == status, ended.said
+    assert other.end() == 0, other.said
+    assert_equal_runs(tmp_path / "other", reference(*TWO_RANKS))

@@ -297,18 +297,29 @@ def test_help_is_of_this_command_and_names_its_own_options(capsys):
     assert "--device" in told
 
 
-def test_a_model_that_neither_disk_nor_hub_has_is_asked_for_once(tmp_path, capsys, monkeypatch):
-    from burnish.trainer.preflight import run
-    from burnish.utils.errors import ModelError
-
-    def refused(path, **kwargs):
-        raise ModelError(f"The tokenizer of {path} cannot be loaded.")
-
-    monkeypatch.setattr(run, "load_tokenizer", refused)
-    monkeypatch.setattr(run, "check_memory", lambda *args, **kwargs: pytest.fail("the hub was asked again"))
+def test_a_model_that_neither_disk_nor_hub_has_is_told_once_with_its_key_and_the_ways_out(tmp_path, capsys):
     status, result = report(capsys, base(tmp_path, "actor_rollout_ref.model.path=no/such"))
     assert status == 1
-    assert errors(result, "template") == ["The tokenizer of no/such cannot be loaded."]
+    (error,) = errors(result)
+    assert error.startswith("actor_rollout_ref.model.path=no/such: the hub is not asked (HF_HUB_OFFLINE")
+    assert "burnish model smollm2 DIR" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["actor_rollout_ref.model.tokenizer_path=no/such"], "actor_rollout_ref.model.tokenizer_path"),
+        (["algorithm.adv_estimator=gae", "critic.model.path=no/such"], "critic.model.path"),
+        (
+            ["reward.reward_model.enable=true", "reward.reward_model.model_path=no/such"],
+            "reward.reward_model.model_path",
+        ),
+    ],
+)
+def test_every_model_that_the_hub_is_to_give_is_looked_for_before_the_run(tmp_path, capsys, overrides, key):
+    status, result = report(capsys, base(tmp_path, *overrides))
+    assert status == 1
+    assert [error for error in errors(result) if error.startswith(f"{key}=no/such: the hub is not asked")]
 
 
 def test_a_function_that_fails_on_some_responses_is_a_warning_with_their_number(tmp_path, capsys):
@@ -347,6 +358,17 @@ def test_it_says_what_right_and_empty_answers_score(tmp_path, capsys):
     _, result = report(capsys, base(tmp_path, f"reward.custom_reward_function.path={tmp_path / 'own.py'}"))
     notes = [one["message"] for one in result["findings"] if (one["area"], one["level"]) == ("reward", "note")]
     assert notes == ["data.train_files: right answers to 3 sample rows score 2, empty ones -1."]
+
+
+def test_prompts_that_ask_nothing_are_a_warning_with_their_number_and_the_first(tmp_path, capsys):
+    rows = [row(number, prompt=" " if number in (3, 5) else f"{number}+1=") for number in range(8)]
+    file = write(tmp_path / "train.jsonl", rows)
+    status, result = report(capsys, base(tmp_path, train=file))
+    (warning,) = warnings(result, "data")
+    assert status == 0
+    assert warning.startswith("data.train_files: 2 of 8 prompts are empty")
+    assert f"the first: {file}, row 3 (line 4)" in warning
+    assert result["data"]["train"]["empty"] == 2
 
 
 def test_an_empty_file_is_called_empty(tmp_path, capsys):

@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from burnish.cli.app import app
 from burnish.cli.conformance import run_conformance
-from burnish.cli.main import app
 from burnish.utils.errors import ConfigError
 
 MUTANTS = "tests.conformance.mutants"

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from burnish.cli.main import app
+from burnish.cli.app import app
 from burnish.reward.compute_score import default_compute_score, reference_solution
 
 pytest.importorskip("reasoning_gym")

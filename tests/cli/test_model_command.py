@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from burnish.cli import model as command
-from burnish.cli.main import app
+from burnish.cli.app import app
 from burnish.model.smollm2 import check
 from burnish.utils.errors import ModelError
 

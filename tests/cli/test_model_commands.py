@@ -8,9 +8,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from burnish.cli.app import app
 from burnish.cli.evaluate import parse_sizes
 from burnish.cli.generate import check_out
-from burnish.cli.main import app
 from burnish.cli.model_commands import _is_model
 from burnish.utils.errors import ConfigError
 

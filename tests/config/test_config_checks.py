@@ -197,3 +197,59 @@ def test_files_that_exist_pass(files):
 def test_a_file_that_is_missing_is_named(files, override, message):
     with pytest.raises(ConfigError, match=message):
         check_paths(load_config([*files, override]))
+
+
+ENDLESS = "x" * 5000
+
+
+@pytest.mark.parametrize("value", [ENDLESS, f"/{ENDLESS}", f"org/{ENDLESS}", f"{ENDLESS}/*.jsonl", "~no_such_user/x"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.model.path",
+        "data.train_files",
+        "data.val_files",
+        "data.tool_config_path",
+        "reward.custom_reward_function.path",
+        "trainer.default_local_dir",
+        "trainer.experiment_name",
+        "algorithm.adv_estimator",
+        "no.such.key",
+        "recipe",
+        "algorithm",
+    ],
+)
+def test_no_value_is_too_long_or_too_strange_to_be_looked_for(files, key, value):
+    try:
+        config = load_config([*files, f"{key}={value}"])
+        check_paths(config)
+    except ConfigError as error:
+        assert str(error).startswith(f"{key}={value}") or key == "trainer.experiment_name"
+    else:
+        # A name of the hub, or a folder that is still to be made.
+        assert value.count("/") == 1
+
+
+@pytest.mark.parametrize("name", [ENDLESS, f"./{ENDLESS}", f"{ENDLESS}/mine"])
+def test_no_name_of_a_file_or_folder_is_too_long_to_be_missed(name):
+    with pytest.raises(ConfigError, match="there is no (such file|folder)"):
+        load_config([], config_name=name)
+    with pytest.raises(ConfigError, match="there is no folder"):
+        load_config([], config_name="mine", config_path=name)
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("train.jsonl", "there is a file in its place"),
+        ("train.jsonl/below", "there is a file in its place"),
+        (ENDLESS, "File name too long"),
+    ],
+)
+@pytest.mark.parametrize("key", ["default_local_dir", "rollout_data_dir", "validation_data_dir"])
+def test_a_folder_that_cannot_be_made_is_told_and_none_is_made(files, key, folder, reason):
+    before = sorted(Path().iterdir())
+    with pytest.raises(ConfigError, match=f"^trainer.{key}={folder}: this folder cannot be written to: {reason}"):
+        check_paths(load_config([*files, f"trainer.{key}={folder}"]))
+    check_paths(load_config([*files, f"trainer.{key}=new/folder"]))
+    assert sorted(Path().iterdir()) == before

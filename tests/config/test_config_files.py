@@ -82,6 +82,44 @@ def test_a_file_that_does_not_exist_is_an_error_with_the_choices(arguments, mess
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"overrides": ["recipe=grpo", "trainer.seed=1", "+recipe=dapo"]}, "recipe=grpo and recipe=dapo: a run starts"),
+        ({"overrides": [{"recipe": "grpo"}, "recipe=dapo"]}, "recipe=grpo and recipe=dapo: a run starts"),
+        ({"overrides": ["recipe=[grpo,dapo]"]}, "recipe=grpo and recipe=dapo: a run starts"),
+        ({"overrides": ["recipe=grpo,dapo"]}, "recipe=grpo,dapo: a run starts"),
+        ({"overrides": ["recipe=grpo"], "config_name": "dapo"}, "recipe=grpo and --config-name=dapo: a run starts"),
+        ({"overrides": ["algorithm=grpo", "algorithm=ppo"]}, "algorithm=grpo and algorithm=ppo choose two files"),
+        ({"overrides": [{"algorithm": "grpo"}, "+algorithm=ppo"]}, "algorithm=grpo and algorithm=ppo choose two files"),
+    ],
+)
+def test_two_recipes_and_two_files_of_a_group_are_refused_by_name(arguments, named):
+    with pytest.raises(ConfigError) as caught:
+        load_config(**arguments)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides", [["recipe=grpo", "recipe=grpo"], ["recipe=dapo", "recipe=null", "recipe=grpo"], ["recipe=[grpo]"]]
+)
+def test_one_recipe_may_be_named_again_and_null_takes_it_back(overrides):
+    assert load_config(overrides) == load_config(["recipe=grpo"])
+
+
+def test_a_recipe_in_a_file_is_told_how_it_is_written_there(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: dapo\ntrainer: {seed: 5}\n")
+    with pytest.raises(ConfigError, match=r"recipe=dapo \(in mine.yaml\): .*as defaults: \[dapo, _self_\]"):
+        load_config(config_name=str(file))
+    file.write_text("defaults: [dapo, _self_]\ntrainer: {seed: 5}\n")
+    assert to_dict(load_config(config_name=str(file))) == to_dict(load_config(["recipe=dapo", "trainer.seed=5"]))
+
+
+def test_of_a_key_that_is_there_twice_the_last_counts():
+    assert load_config(["trainer.seed=1", {"trainer.seed": 2}, "trainer.seed=3"]).trainer.seed == 3
+
+
 def test_a_folder_needs_a_name(conf):
     with pytest.raises(ConfigError, match="needs --config-name. There is: bad, mine, plain"):
         load_config([], config_path=conf)

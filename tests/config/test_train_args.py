@@ -19,6 +19,10 @@ def test_short_options_are_hydras():
     assert (args.config_name, args.config_path, args.cfg, args.overrides) == ("mine", "conf", "job", [])
 
 
+def test_an_option_may_be_given_again_with_its_value():
+    assert parse_train_args(["-cn", "mine", "--config-name=mine"]).config_name == "mine"
+
+
 def test_a_negative_number_is_a_value():
     assert parse_train_args(["trainer.save_freq=-1"]).overrides == ["trainer.save_freq=-1"]
 
@@ -32,6 +36,8 @@ def test_a_negative_number_is_a_value():
         (["--multirun", "a=1,2"], "one command is one run"),
         (["--cfg", "hydra"], "invalid choice"),
         (["--config-name"], "expected one argument"),
+        (["--config-name", "a", "-cn=b"], "--config-name=a and --config-name=b: a run takes one"),
+        (["--config-path", "a", "--config-dir", "b"], "--config-path=a and --config-path=b: a run takes one"),
     ],
 )
 def test_a_wrong_option_is_an_error_with_the_way_out(argv, message):

@@ -79,6 +79,18 @@ def test_a_cached_set_is_the_set_and_is_not_rendered_again(file, monkeypatch):
     assert (again.num_rows, again.num_filtered) == (first.num_rows, first.num_filtered) == (3, 1)
 
 
+def test_a_cached_set_says_again_what_is_empty(tmp_path, caplog):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": " "}\n')
+    for _ in range(2):
+        caplog.clear()
+        assert load(file).num_empty == 1
+        assert (
+            f"1 of 2 prompts are empty (no text, or white space alone), so nothing is asked there, the first: {file}, row 1"
+            in (caplog.text)
+        )
+
+
 def test_whatever_the_rows_depend_on_makes_another_cache_file(file):
     load(file)
     other_template = byte_tokenizer(CHATML.replace("im_start", "s"))

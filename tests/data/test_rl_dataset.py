@@ -91,7 +91,7 @@ def test_a_plain_question_and_answer_file_runs_by_mapping_the_prompt():
     ("bad", "what"),
     [
         (row(7), "column 'prompt' is int"),
-        (row(None), "column 'prompt' is NoneType"),
+        (row(None), r"column 'prompt' is empty \(null\): there is no prompt. Give it one"),
         (row([]), "list of messages is empty"),
         (row([{"content": "x"}]), "Message 0 has no 'role'"),
         (row(data_source=3), "column 'data_source' is int"),
@@ -135,7 +135,8 @@ ROWS = [row("12345"), row("1234567890"), row("123")]
 
 def test_an_overlong_prompt_is_an_error_that_names_the_row():
     with pytest.raises(
-        DataError, match=r"dataset, row 1: The prompt has 10 tokens, more than data.max_prompt_length=5"
+        DataError,
+        match=r"dataset, row 1: column 'prompt': The prompt has 10 tokens, more than data.max_prompt_length=5",
     ):
         dataset_of(ROWS, RAW, max_prompt_length=5)
 
@@ -173,6 +174,46 @@ def test_max_samples_reads_the_first_rows():
 def test_texts_that_were_templated_before_are_reported(caplog):
     dataset_of([row("<|im_start|>user\nhi<|im_end|>\n"), row()])
     assert "1 prompts are texts that hold the chat template's own tokens" in caplog.text
+
+
+def test_a_prompt_without_a_token_names_file_row_column_and_what_to_do(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [row(), row("")])
+    with pytest.raises(DataError) as error:
+        RLHFDataset(file, RAW, DataConfig())
+    for part in (f"{file}, row 1 (line 2)", "column 'prompt'", "no tokens", "Give it a text, or leave it out"):
+        assert part in str(error.value)
+
+
+SAID_BY_SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_empty"),
+    [
+        ("", True),
+        (" \n\t", True),
+        ("\u200b\ufeff", True),
+        ([{"role": "user", "content": ""}], True),
+        ([{"role": "user", "content": [{"type": "text", "text": " "}]}], True),
+        ([SAID_BY_SYSTEM, {"role": "user", "content": " "}], True),
+        ("0", False),
+        ("\U0001fae9", False),
+        ([SAID_BY_SYSTEM], False),
+        ([{"role": "user", "content": "1+1="}, {"role": "assistant", "content": ""}], False),
+    ],
+)
+def test_prompts_that_hold_nothing_but_what_the_template_writes_are_counted_with_the_first(prompt, is_empty, caplog):
+    dataset = dataset_of([row(), row(prompt), row(), row(prompt)])
+    assert (len(dataset), dataset.num_empty) == (4, 2 * is_empty)
+    assert ("2 of 4 prompts are empty" in caplog.text) == is_empty
+    assert ("the first: dataset, row 1." in caplog.text) == is_empty
+
+
+def test_a_begin_token_and_a_system_prompt_do_not_fill_an_empty_prompt(caplog):
+    begins = byte_tokenizer(None, begin=True)
+    assert dataset_of([row("")], begins)[0]["input_ids"].tolist() == [begins.bos_token_id]
+    assert "1 of 1 prompts are empty" in caplog.text
+    assert dataset_of([row("")], system_prompt="Be brief.").num_empty == 1
 
 
 @pytest.mark.parametrize("text", ["", " ", "🙂 日本語 שלום \u200b", "lone \ud83d", "x" * 100_000])

@@ -172,7 +172,36 @@ def test_empty_answers_and_texts_that_were_templated_before_are_told(caplog):
         ]
     )
     assert "1 answers are empty" in caplog.text
+    assert "before what is learnt" not in caplog.text
     assert "1 rows hold the chat template's own tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_empty"),
+    [
+        ({"content": " \n"}, True),
+        ({"content": [{"type": "text", "text": ""}]}, True),
+        ({"content": "0"}, False),
+        ({"content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}, False),
+    ],
+)
+def test_an_answer_without_a_text_or_a_call_is_told_as_empty(answer, is_empty):
+    dataset = dataset_of([{"messages": [TURNS[0], {"role": "assistant", **answer}]}], tokenizer_with(TOOLS))
+    assert dataset.notes["empty"] == is_empty
+
+
+def test_answers_to_nothing_are_told_with_the_first(caplog):
+    asked, nothing = TURNS[:2], [{"role": "user", "content": " "}, TURNS[1]]
+    system = {"role": "system", "content": "Be brief."}
+    dataset = dataset_of([{"messages": messages} for messages in (asked, nothing, [system, *nothing], asked)])
+    assert (len(dataset), dataset.notes["empty_prompts"]) == (4, 2)
+    assert "2 of 4 rows have nothing but empty messages" in caplog.text
+    assert "The first: dataset, row 1" in caplog.text
+    pairs = {"prompt_key": "q", "response_key": "a"}
+    begins = byte_tokenizer(None, begin=True)
+    assert dataset_of([{"q": "", "a": "2"}], begins, **pairs).notes["empty_prompts"] == 1
+    with pytest.raises(DataError, match=r"dataset, row 0: column 'q': The prompt '' has no tokens.*leave it out"):
+        dataset_of([{"q": "", "a": "2"}], byte_tokenizer(None), **pairs)
 
 
 def test_roles_that_no_template_knows_and_tools_that_it_does_not_show_are_told(caplog):

@@ -12,6 +12,7 @@ from burnish.config.data_names import HubName, hub_name, named_sets
 from burnish.config.paths import check_paths
 from burnish.data import RLHFDataset, create_rl_dataset, resolve_files
 from burnish.data.files import sources_of
+from burnish.utils import hub
 from burnish.utils.errors import ConfigError, DataError
 from tests.render.fake_tokenizers import byte_tokenizer
 
@@ -181,7 +182,8 @@ def test_a_hub_that_is_out_of_reach_is_tried_once_and_not_for_a_minute(monkeypat
     import huggingface_hub
     from huggingface_hub import constants
 
-    def info(self, name, timeout):
+    def metadata(url, timeout):
+        assert "datasets/openai/gsm8k" in url
         if is_out_of_reach:
             raise OSError("Name or service not known")
 
@@ -192,7 +194,8 @@ def test_a_hub_that_is_out_of_reach_is_tried_once_and_not_for_a_minute(monkeypat
         raise ConnectionError("no")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(hub, "_state", hub._State())
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(DataError, match="the data set cannot be loaded: ConnectionError: no"):
         prompts_of("openai/gsm8k")

@@ -4,7 +4,7 @@ import re
 
 import typer
 
-from burnish.cli.main import app
+from burnish.cli.app import app
 from burnish.rollout.server.protocol import ChatRequest, CompletionRequest
 from tests.conftest import REPO
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from burnish.cli.app import app
 from burnish.cli.check import run_check
-from burnish.cli.main import app
 from burnish.config import load_config
 from burnish.config.cli import parse_train_args
 from burnish.utils.extern import load_attribute

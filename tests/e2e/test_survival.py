@@ -6,6 +6,7 @@ import json
 import pytest
 
 from burnish.trainer.ending import exit_status
+from burnish.trainer.loop import TrainingLoop
 from burnish.utils.errors import TrainingError, WorkerError
 from burnish.utils.events import read_events
 from tests.e2e import failing_loss, poisoned_loss
@@ -66,6 +67,18 @@ def test_numbers_that_are_not_finite_are_not_tried_again(tmp_path, monkeypatch):
     assert "restart" not in kinds(tmp_path)
     (end,) = [event for event in read_events(tmp_path) if event["kind"] == "end"]
     assert (end["status"], end["error"]) == (1, "TrainingError")
+
+
+def test_who_interrupts_the_shutdown_of_a_run_that_has_ended_gets_what_it_ended_with(tmp_path, monkeypatch):
+    shutdown = TrainingLoop.shutdown
+
+    def interrupted(trainer: TrainingLoop) -> None:
+        shutdown(trainer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainingLoop, "shutdown", interrupted)
+    summary = tiny_run(tmp_path, "trainer.total_training_steps=1")
+    assert (summary.status, summary.ending) == (0, "Finished after step 1.")
 
 
 def test_a_full_disk_is_a_sentence(capsys):

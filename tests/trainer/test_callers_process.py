@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.config import load_config
 from burnish.trainer import main_ppo
 from burnish.trainer.generators import generators_kept
 from burnish.utils import env
@@ -41,7 +42,6 @@ def test_a_run_leaves_generators_handlers_threads_and_environment_as_they_were(m
         return "summary"
 
     monkeypatch.setattr(main_ppo, "live", live)
-    monkeypatch.setattr(main_ppo, "check_vllm", lambda config: None)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.delenv("RANK", raising=False)
     seed()
@@ -50,7 +50,7 @@ def test_a_run_leaves_generators_handlers_threads_and_environment_as_they_were(m
     seed()
     draw()
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
-    assert main_ppo.TaskRunner().run(None) == "summary"
+    assert main_ppo.TaskRunner().run(load_config(["recipe=demo"])) == "summary"
     assert draw() == expected
     assert torch.get_num_threads() == threads
     assert signal.getsignal(signal.SIGTERM) is handler

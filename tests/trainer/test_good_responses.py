@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from burnish.cli.main import app
+from burnish.cli.app import app
 from burnish.trainer.offline.good_responses import take_responses
 from burnish.utils.errors import ConfigError, DataError
 from tests.render.fake_tokenizers import byte_tokenizer

@@ -2,16 +2,23 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from burnish.trainer.ending import exit_status
 from burnish.trainer.own_ray import OwnRay
+from burnish.trainer.restarts import failure_of
 from burnish.trainer.watch import RunWatch
+from burnish.utils.errors import WorkerDiedError
 from burnish.utils.events import EventLog, read_events
+from tests.e2e.runs import REPO
 
 _SLEEPS = "import time; print(flush=True); time.sleep(600)"
 _SESSION = """
@@ -35,11 +42,11 @@ def own():
     own.close()
 
 
-def started(name, tmp_path):
+def started(name, tmp_path, *arguments):
     """A process that Ray might have started, by the name of its program."""
     program = tmp_path / name
     program.symlink_to(sys.executable)
-    process = subprocess.Popen([str(program), "-c", _SLEEPS], stdout=subprocess.PIPE, process_group=0)
+    process = subprocess.Popen([str(program), "-c", _SLEEPS, *arguments], stdout=subprocess.PIPE, process_group=0)
     process.stdout.readline()
     return process
 
@@ -89,6 +96,116 @@ def test_its_head_is_missed_until_it_is_meant_to_end(own, tmp_path):
     assert f"gcs_server ({head.pid}), without which no worker can be reached, was ended by SIGTERM" in own.lost()
     own.ending()
     assert own.lost() is None
+
+
+@pytest.fixture
+def sessions(tmp_path):
+    """Folders of two sessions, as Ray leaves them, and its link to the one that began last."""
+    ours, others = tmp_path / "session_1", tmp_path / "session_2"
+    for folder in (ours, others):
+        (folder / "logs").mkdir(parents=True)
+        (folder / "logs" / "raylet.out").touch()
+    return ours, others, tmp_path / "session_latest"
+
+
+@pytest.mark.parametrize("latest", [0, 1])
+def test_the_folder_of_the_runs_session_is_removed_and_nobody_elses(own, tmp_path, sessions, latest):
+    ours, others, link = sessions
+    link.symlink_to(sessions[latest])
+    own.take(started("gcs_server", tmp_path))
+    own.has_session(str(ours))
+    assert own.logs == f"The logs of the run's Ray are kept in {ours / 'logs'}."
+    own.close()
+    own.remove_session()
+    assert not ours.exists()
+    assert (others / "logs" / "raylet.out").exists()
+    assert link.is_symlink() == link.exists() == (latest == 1)
+    own.remove_session()
+
+
+def test_the_session_of_a_cluster_that_was_joined_stays(own, sessions):
+    ours, *_ = sessions
+    own.join("head:1")
+    own.has_session(str(ours))
+    assert own.logs is None
+    own.remove_session()
+    assert (ours / "logs" / "raylet.out").exists()
+
+
+def test_the_death_of_the_head_is_told_with_the_place_of_its_logs(own, tmp_path, sessions):
+    head = started("gcs_server", tmp_path, f"--session-dir={sessions[0]}")
+    own.take(head)
+    head.kill()
+    head.wait()
+    assert own.lost().endswith(f"The logs of the run's Ray are kept in {sessions[0] / 'logs'}.")
+
+
+def test_what_is_noted_of_an_error_is_said_with_it(capsys):
+    error = WorkerDiedError("rank 0 died.")
+    error.add_note("The logs are there.")
+
+    def fails() -> int:
+        raise error
+
+    assert exit_status(fails) == 1
+    assert capsys.readouterr().err == "WorkerDiedError: rank 0 died. The logs are there.\n"
+    assert failure_of(error, step=1, stage="gen").message == "rank 0 died. The logs are there."
+
+
+# In a process of its own: Ray's functions and classes are of one session.
+_TWO_SESSIONS = """
+import sys
+from pathlib import Path
+from burnish.trainer.cluster import cluster
+from burnish.trainer.own_ray import OwnRay
+from tests.e2e.runs import tiny_config
+
+config = tiny_config(Path(sys.argv[1]) / "run", "trainer.controller=ray", f"ray_kwargs.ray_init._temp_dir={sys.argv[1]}",
+                     "ray_kwargs.ray_init.num_cpus=1", "ray_kwargs.ray_init.address=local")
+with cluster(config):
+    (own,) = Path(sys.argv[1]).glob("session_*-*")
+print(own.exists(), flush=True)
+
+def interrupt(self, folder):
+    raise KeyboardInterrupt
+
+has_session, OwnRay.has_session = OwnRay.has_session, interrupt
+try:
+    with cluster(config):
+        pass
+except KeyboardInterrupt:
+    print(list(Path(sys.argv[1]).glob("session_*-*")), flush=True)
+OwnRay.has_session = has_session
+try:
+    with cluster(config):
+        raise RuntimeError("by the run")
+except RuntimeError as error:
+    (own,) = Path(sys.argv[1]).glob("session_*-*")
+    print(own / "logs", *error.__notes__, sep="|", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_rays_own_folder_goes_with_a_run_that_ends_well_and_stays_after_an_error():
+    # Short: the names of Ray's sockets must fit into a hundred characters.
+    folder = tempfile.mkdtemp(prefix="b", dir="/tmp")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TWO_SESSIONS, folder],
+            cwd=REPO,
+            env=os.environ | {"PYTHONPATH": str(REPO)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        is_there, left_when_interrupted, kept = done.stdout.splitlines()
+        logs, note = kept.split("|")
+        assert (is_there, left_when_interrupted) == ("False", "[]")
+        assert note == f"The logs of the run's Ray are kept in {logs}."
+        assert list(Path(logs).glob("gcs_server*"))
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_the_head_of_a_cluster_that_was_joined_is_given_up_when_it_is_silent_for_long(own, monkeypatch):

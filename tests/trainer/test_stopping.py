@@ -49,16 +49,79 @@ def send(number: signal.Signals) -> None:
     [(signal.SIGINT, "Ctrl-C", 130, KeyboardInterrupt), (signal.SIGTERM, "SIGTERM", 143, Terminated)],
 )
 def test_the_first_signal_asks_and_the_second_ends_at_once(number, by, status, second):
-    stop = control()
+    clock = Clock()
+    stop = control(clock)
     before = signal.getsignal(number)
     with stop.signals():
         stop.begin_step()
         stop.enter("old_log_prob")
         send(number)
         assert stop.asked == Stop(by, status)
+        clock.now += 1.0
         with pytest.raises(second):
             send(number)
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request():
+    """As `timeout` sends it, to the process and to its group; held keys are no echo for ever."""
+    clock = Clock()
+    stop = control(clock)
+    with stop.signals():
+        for _ in range(2):
+            send(signal.SIGTERM)
+        for _ in range(3):
+            clock.now += 0.3
+            send(signal.SIGTERM)
+        clock.now += 0.3
+        with pytest.raises(Terminated):
+            send(signal.SIGTERM)
+
+
+def test_a_terminal_that_is_closed_asks_and_whatever_else_its_end_sends_is_the_same_request(capfd):
+    clock = Clock()
+    stop = control(clock, in_process=True)
+    with stop.signals():
+        stop.begin_step()
+        stop.enter("update_actor")
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            send(number)
+        assert stop.asked == Stop("SIGHUP", 129)
+        clock.now += 1.0
+        send(signal.SIGHUP)
+        with pytest.raises(Terminated) as second:
+            send(signal.SIGTERM)
+    assert second.value.number == signal.SIGTERM
+    first, repeated = capfd.readouterr().err.splitlines()
+    assert first.startswith("SIGHUP: saving and ending as soon as nothing is lost (stage: update_actor).")
+    assert repeated == "SIGTERM: saving and ending already (SIGHUP). Once more to end at once."
+
+
+def test_a_run_that_saves_since_its_time_is_over_is_not_ended_by_the_first_signal_that_says_the_same():
+    clock = Clock()
+    stop = control(clock, in_process=True)
+    with stop.signals():
+        stop.begin_step()
+        stop.enter("gen")
+        stop.ask(Stop("SLURM_JOB_END_TIME", OUT_OF_TIME))
+        send(signal.SIGTERM)
+        assert stop.asked.status == OUT_OF_TIME
+        clock.now += 1.0
+        with pytest.raises(Terminated):
+            send(signal.SIGTERM)
+
+
+def test_a_signal_that_whoever_started_the_run_ignores_stays_ignored():
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        stop = control()
+        with stop.signals():
+            for number in before:
+                send(number)
+        assert stop.asked is None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_before_the_first_update_the_step_is_given_up_at_its_next_stage():

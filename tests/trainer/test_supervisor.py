@@ -158,22 +158,56 @@ sys.exit(2)
     assert len(attempts(tmp_path)) == 2
 
 
-def test_a_signal_reaches_the_training_once_and_its_status_is_that_of_the_run(start, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_training_once_and_its_status_is_that_of_the_run(start, tmp_path, number):
     run = start(
-        """
+        f"""
 got = []
-signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+signal.signal({int(number)}, lambda *_: got.append(1))
 (folder / "ready").touch()
 while not got:
     time.sleep(0.02)
 time.sleep(0.5)
-sys.exit(143 if got == [1] else 1)
+sys.exit({128 + number} if got == [1] else 1)
 """
     )
     wait_for(tmp_path / "ready")
-    run.send_signal(signal.SIGTERM)
+    run.send_signal(number)
     run.communicate(timeout=60)
-    assert run.returncode == 143
+    assert run.returncode == 128 + number
+    assert len(attempts(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_ends_a_training_which_is_still_loading_is_no_failure(start, tmp_path, number, status):
+    run = start('(folder / "ready").touch(); time.sleep(60)')
+    wait_for(tmp_path / "ready")
+    run.send_signal(number)
+    out, _ = run.communicate(timeout=60)
+    assert (run.returncode, out) == (status, "Stopped before training began.\n")
+    assert list(read_events(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_between_two_attempts_ends_the_run_with_its_status(start, tmp_path, number, status):
+    # The signal finds no process to pass it to any more.
+    run = start(
+        """
+os.kill(os.getppid(), signal.SIGSTOP)
+report_failure(failure_of(StalledError("no further"), step=7, stage="gen"))
+(folder / "pid").write_text(str(os.getpid()))
+os._exit(1)
+"""
+    )
+    pid = int(wait_for(tmp_path / "pid"))
+    deadline = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.send_signal(number)
+    run.send_signal(signal.SIGCONT)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == status, out
     assert len(attempts(tmp_path)) == 1
 
 

@@ -27,6 +27,7 @@ from burnish.model.load import eos_token_ids
 from burnish.trainer.offline.models import DTYPES, load_model, load_value_head, merge_adapters, stored_dtype
 from burnish.trainer.offline.proof import Proof, not_finite
 from burnish.trainer.offline.source import ModelSource, Role, find_model
+from burnish.utils import local_paths
 from burnish.utils.durable import sync_folder, sync_tree
 from burnish.utils.errors import ConfigError, ModelError, ResourceError
 
@@ -189,7 +190,7 @@ def _check_out(out: Path, source: ModelSource, overwrite: bool) -> None:
         place = out.resolve()
         if folder.is_dir() and (place == folder or place in folder.parents or folder in place.parents):
             raise ConfigError(f"--out={out}: this is where the model is read from ({folder}). Name another folder.")
-    if not out.exists():
+    if not local_paths.exists(out):
         return
     if not out.is_dir():
         raise ConfigError(f"--out={out}: there is a file of that name.")

@@ -18,6 +18,7 @@ from burnish.data.files import read_source, sound, sources_of
 from burnish.data.rows import read_columns
 from burnish.render import load_tokenizer, normalize_messages
 from burnish.trainer.rollout_store.layout import SAMPLES_FOLDER, steps, texts_path
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError, DataError
 from burnish.utils.json_lines import read_lines
 
@@ -55,10 +56,10 @@ def take_responses(
         ConfigError: there is no such file or run, or the run keeps no rollouts.
         DataError: a line has no prompt or response, no response has a score, or the run's data are others by now.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = local_paths.expanded(source)
+    if local_paths.is_dir(path):
         rows = _rows_of_run(path)
-    elif path.is_file():
+    elif local_paths.is_file(path):
         rows = _rows_of_file(path, prompt_key)
     else:
         raise ConfigError(

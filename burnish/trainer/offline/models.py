@@ -17,6 +17,7 @@ from burnish.model.load import load_backbone, load_causal_lm, load_config
 from burnish.model.verl_shards import VerlWeights, as_value_function
 from burnish.render import load_tokenizer
 from burnish.trainer.offline.source import ModelSource
+from burnish.utils import hub
 from burnish.utils.errors import ModelError
 
 DTYPES = {
@@ -28,6 +29,7 @@ DTYPES = {
 
 def stored_dtype(source: ModelSource, *, trust_remote_code: bool = False) -> torch.dtype:
     """The dtype that the model's ``config.json`` says its weights have; float32 where it says none."""
+    hub.check_model(source.model_path)
     config = load_config(source.model_path, trust_remote_code=trust_remote_code)
     return _as_dtype(getattr(config, "dtype", None)) or torch.float32
 
@@ -44,6 +46,7 @@ def load_model(
         ModelError: it cannot be loaded.
         ConfigError: peft is not installed, and there are adapters.
     """
+    hub.check_model(source.model_path)
     load = load_backbone if source.role == "critic" else load_causal_lm
     model = load(
         source.model_path, dtype, trust_remote_code=trust_remote_code, override_config=source.override_config, attn=attn

@@ -15,7 +15,7 @@ from burnish.engine.checkpoint import has_value_head
 from burnish.model.lora import CONFIG_FILE as ADAPTER_FILE
 from burnish.trainer.ppo.checkpoints.folders import BEST, RUN_ID, TRACKER
 from burnish.trainer.ppo.checkpoints.manifest import MANIFEST, STATE, problem_of
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import ConfigError
 
 Role = Literal["actor", "critic"]
@@ -249,7 +249,7 @@ def _base_of(folder: Path) -> str:
     if not base:
         raise ConfigError(f"{folder / ADAPTER_FILE} names no base model. Name it by --base.")
     looks_local = base.startswith(("/", "~", "."))
-    if looks_local and not Path(base).expanduser().is_dir():
+    if looks_local and not local_paths.is_dir(base):
         raise ConfigError(
             f"{folder / ADAPTER_FILE} names the base model {base}, and there is no such folder here. Name it by --base."
         )
@@ -258,7 +258,7 @@ def _base_of(folder: Path) -> str:
 
 def _tokenizer(places: list[str]) -> str | None:
     for place in places:
-        if not Path(place).is_dir():
+        if not local_paths.is_dir(place):
             # A base on the hub: what is there is seen when it is loaded.
             if hub_name(place) is not None:
                 return place

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from burnish.config import PPOTrainerConfig, SFTTrainerConfig, batch_plan, check_paths
+from burnish.config import PPOTrainerConfig, SFTTrainerConfig, batch_plan, check_hub_models, check_paths
 from burnish.config.data_names import named_sets
 from burnish.config.idle_sections import idle_sentences
 from burnish.config.load import load_with_notices
@@ -88,6 +88,8 @@ def check_composed(config: PPOTrainerConfig, findings: Findings) -> BatchPlan | 
 
     with findings.attempt(_AREA):
         check_paths(config)
+    with findings.attempt(_AREA):
+        check_hub_models(config)
     try:
         resolve_machine(config)
     except BurnishError as error:

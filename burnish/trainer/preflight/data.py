@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from burnish.config import PPOTrainerConfig
-from burnish.data import check_rows, create_rl_dataset
+from burnish.data import RLHFDataset, check_rows, create_rl_dataset
 from burnish.data.prepared_dataset import Split
 from burnish.data.problems import RowProblem
 from burnish.reward.compute_score import unscorable_rows
@@ -43,6 +43,7 @@ def load_data(config: PPOTrainerConfig, tokenizer: Any, findings: Findings) -> d
             "read": getattr(dataset, "num_rows", len(dataset)),
             "filtered": getattr(dataset, "num_filtered", 0),
             "truncated": getattr(dataset, "num_truncated", 0),
+            "empty": getattr(dataset, "num_empty", 0),
             "seconds": round(time.perf_counter() - start, 3),
             "longest_prompt": max(lengths, default=0),
             "mean_prompt": round(sum(lengths) / max(1, len(lengths)), 1),
@@ -54,6 +55,9 @@ def load_data(config: PPOTrainerConfig, tokenizer: Any, findings: Findings) -> d
             f"cut: {facts['truncated']:,}); prompts of {facts['mean_prompt']:g} tokens, at most {facts['longest_prompt']:,}.",
             f"data.{split}_files",
         )
+        if isinstance(dataset, RLHFDataset):
+            for remark in dataset.remarks:
+                findings.warning(_AREA, f"data.{split}_files: {remark}", f"data.{split}_files")
     train = datasets.get("train")
     if train is not None and len(train) < config.data.train_batch_size:
         findings.error(

@@ -1,13 +1,13 @@
 """Whether the disk holds the checkpoints that the run will write."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from burnish.config import FSDPCriticConfig, Policy, PPOTrainerConfig, SFTTrainerConfig, policy_of
 from burnish.engine.estimate import ModelEstimate, estimate_model
 from burnish.engine.state_bytes import optimizer_bytes
 from burnish.trainer.preflight.findings import Findings
+from burnish.utils import local_paths
 from burnish.utils.errors import ModelError
 from burnish.utils.machine import free_bytes
 
@@ -77,8 +77,8 @@ def check_disk(
     # One more than are kept: the new one is complete before the oldest goes. And the best one stays.
     kept = None if number is None else number + 1 + (trainer.keep_best is not None)
     at_once = saved if kept is None else kept if saved is None else min(kept, saved)
-    folder = Path(trainer.default_local_dir).expanduser().absolute()
-    existing = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), None)
+    folder = local_paths.expanded(trainer.default_local_dir).absolute()
+    existing = next((parent for parent in (folder, *folder.parents) if local_paths.is_dir(parent)), None)
     free = None if existing is None else free_bytes(str(existing))
     needed = each * (at_once or 1)
     findings.facts["disk"] = {"checkpoint_bytes": each, "checkpoints": at_once, "free_bytes": free}

@@ -76,6 +76,10 @@ class Findings:
             if finding.level != "note":
                 logger.warning("%s", finding.message)
 
+    def tells_error_of(self, key: str) -> bool:
+        """Whether something is wrong with what ``key`` names: what follows from that is not worth telling too."""
+        return any(item.key == key and item.level == "error" for item in self.items)
+
     @property
     def ok(self) -> bool:
         """Whether nothing must be mended."""

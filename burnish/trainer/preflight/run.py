@@ -1,10 +1,9 @@
 """All checks of a run, in the order in which they build on each other."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from burnish.config import PPOTrainerConfig
+from burnish.config import HFModelConfig, PPOTrainerConfig
 from burnish.config.plan import BatchPlan
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.render import load_tokenizer
@@ -17,7 +16,7 @@ from burnish.trainer.preflight.findings import Findings
 from burnish.trainer.preflight.memory_check import check_memory
 from burnish.trainer.preflight.reward import probe_reward
 from burnish.trainer.preflight.template import check_tokenizer
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.device_table import DeviceCeilings
 
 
@@ -46,7 +45,7 @@ def preflight(
     tell_of_validation(config, found)
     tokenizer: Any = None
     model = config.actor_rollout_ref.model
-    if model.path is not None:
+    if model.path is not None and not found.tells_error_of(tokenizer_key(model, "actor_rollout_ref.model")):
         with found.attempt("template"):
             tokenizer = load_tokenizer(
                 model.tokenizer_path or model.path,
@@ -75,9 +74,8 @@ def _check_rows(config: PPOTrainerConfig, tokenizer: Any, found: Findings) -> in
     """Data and rewards; the number of training rows."""
     datasets = load_data(config, tokenizer, found)
     manager: Any = None
-    path_key = "reward.custom_reward_function.path"
     # A file that is not there was told with the configuration.
-    if not any(item.key == path_key and item.level == "error" for item in found.items):
+    if not found.tells_error_of("reward.custom_reward_function.path"):
         with found.attempt("reward"):
             manager = load_reward_manager(config.reward, tokenizer)
     if manager is not None:
@@ -94,6 +92,11 @@ def _check_rows(config: PPOTrainerConfig, tokenizer: Any, found: Findings) -> in
             if close is not None:
                 close()
     return len(datasets["train"]) if "train" in datasets else None
+
+
+def tokenizer_key(model: HFModelConfig, section: str) -> str:
+    """The key that names where the tokenizer is: the model's, unless it has a place of its own."""
+    return f"{section}.{'path' if model.tokenizer_path in (None, model.path) else 'tokenizer_path'}"
 
 
 def _check_plug_ins(config: PPOTrainerConfig) -> None:
@@ -117,5 +120,7 @@ def _has_config(path: str, *, on_hub: bool) -> bool:
     """
     if storage.is_remote(path):
         return on_hub  # Its tokenizer came from the same copy.
-    folder = Path(path).expanduser()
-    return (folder / "config.json").is_file() or (on_hub and not folder.exists() and path.count("/") == 1)
+    folder = local_paths.expanded(path)
+    return local_paths.is_file(folder / "config.json") or (
+        on_hub and not local_paths.exists(folder) and path.count("/") == 1
+    )

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from burnish.utils import local_paths
+
 SAMPLES_FOLDER = "rollouts"
 """In the run's folder, for the samples of every step where ``trainer.rollout_data_dir`` is not set."""
 FIELDS = (
@@ -17,12 +19,12 @@ _EXTRA_PREFIX = "reward_extra/"
 
 def texts_path(folder: str | Path, step: int) -> Path:
     """The file of a step's texts."""
-    return Path(folder).expanduser() / f"{step}.jsonl"
+    return local_paths.expanded(folder) / f"{step}.jsonl"
 
 
 def tokens_path(folder: str | Path, step: int) -> Path:
     """The file of a step's tokens."""
-    return Path(folder).expanduser() / f"{step}.tokens.parquet"
+    return local_paths.expanded(folder) / f"{step}.tokens.parquet"
 
 
 def extra_field(name: str) -> str:
@@ -32,8 +34,8 @@ def extra_field(name: str) -> str:
 
 def steps(folder: str | Path) -> list[int]:
     """The steps that a folder has responses of, in order; none where there is no such folder."""
-    folder = Path(folder).expanduser()
-    if not folder.is_dir():
+    folder = local_paths.expanded(folder)
+    if not local_paths.is_dir(folder):
         return []
     return sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdigit())
 
@@ -47,7 +49,7 @@ def set_aside(folder: str | Path, resumed_step: int) -> Path | None:
     Returns:
         where they are now; None where there were none.
     """
-    folder = Path(folder).expanduser()
+    folder = local_paths.expanded(folder)
     if not folder.is_dir():
         return None
     later = [

@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from burnish.config import SFTTrainerConfig, check_paths, load_sft_config, to_shown_yaml
+from burnish.config import SFTTrainerConfig, check_hub_models, check_paths, load_sft_config, to_shown_yaml
 from burnish.config.cli import parse_train_args
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.config.usage import track, unread
@@ -30,6 +30,7 @@ from burnish.trainer.supervisor import supervise
 from burnish.utils import env
 from burnish.utils.console import console
 from burnish.utils.errors import CheckpointError, ConfigError, StorageError
+from burnish.utils.hub import asking_again
 
 logger = logging.getLogger("burnish.trainer")
 
@@ -121,8 +122,10 @@ class SFTTaskRunner:
 
     def run(self, config: SFTTrainerConfig, parts: Parts | None = None, *, quiet: bool = False) -> RunSummary:
         """Builds, trains, and ends the workers whatever happens; starts again where ``trainer.max_restarts`` allows it."""
-        with left_as_found():
-            return live(config, lambda config: self.built(config, parts or Parts(), quiet=quiet))
+        with asking_again():
+            check_hub_models(config)
+            with left_as_found():
+                return live(config, lambda config: self.built(config, parts or Parts(), quiet=quiet))
 
 
 def run_sft(
@@ -153,7 +156,7 @@ def run_sft(
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status, as `burnish.trainer.ending` lists them."""
-    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv))
+    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), needs_readers=False)
 
 
 def _train(argv: list[str]) -> int:

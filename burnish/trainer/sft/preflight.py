@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from burnish.config import SFTTrainerConfig, check_paths, load_sft_with_notices
+from burnish.config import SFTTrainerConfig, check_hub_models, check_paths, load_sft_with_notices
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.render import check_template, load_tokenizer
 from burnish.trainer.cluster import resolve_machine, world_size
@@ -15,6 +15,7 @@ from burnish.trainer.preflight.disk import check_disk
 from burnish.trainer.preflight.findings import Findings
 from burnish.trainer.preflight.memory import MemoryReport
 from burnish.trainer.preflight.memory_check import tell_memory, visible_device
+from burnish.trainer.preflight.run import tokenizer_key
 from burnish.trainer.preflight.sft_rows import check_sft_rows
 from burnish.trainer.sft.plan import describe_run, describe_step, estimate_sft_memory
 from burnish.utils.device_table import DeviceCeilings
@@ -46,6 +47,8 @@ def preflight_sft(
         return found, None
     with found.attempt("config"):
         check_paths(config)
+    with found.attempt("config"):
+        check_hub_models(config)
     try:
         resolve_machine(config)
     except BurnishError as error:
@@ -74,7 +77,7 @@ def _check_data(config: SFTTrainerConfig, found: Findings) -> Any:
     from burnish.trainer.sft.datasets import collate, create_sft_dataset
 
     model, tokenizer = config.model, None
-    if model.path is None:
+    if model.path is None or found.tells_error_of(tokenizer_key(model, "model")):
         return None
     with found.attempt("template"):
         tokenizer = load_tokenizer(

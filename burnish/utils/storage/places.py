@@ -14,9 +14,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from burnish.utils import local_paths
 from burnish.utils.errors import StorageError
 from burnish.utils.foreign_code import Caught
 from burnish.utils.secrets import redact_text
@@ -73,7 +73,7 @@ def filesystem(place: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
 
     text = os.fspath(place)
     if not is_remote(text):
-        text = str(Path(text).expanduser().absolute())
+        text = str(local_paths.expanded(text).absolute())
     scheme = found["scheme"].lower() if (found := _SCHEME.match(text)) else "file"
     with Caught() as caught:
         system, path = url_to_fs(text)

