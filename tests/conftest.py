@@ -17,9 +17,12 @@ REPO = Path(__file__).resolve().parents[1]
 
 env.calm_threads()
 
-# What a shell starts in the background ignores Ctrl-C, and so would every command that a test starts and interrupts.
+# What a shell starts in the background ignores Ctrl-C, and what nohup starts ignores SIGHUP; so would every command that a test
+# starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Shape annotations are enforced here and free in production.
 from jaxtyping import install_import_hook  # noqa: E402

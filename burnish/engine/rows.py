@@ -28,7 +28,7 @@ class Rows:
             self.label_mask = attention_mask[:, attention_mask.shape[1] - self.response_width :]
         # Prompts are padded to the longest that the data may have, which is often much longer than any of a batch.
         used = attention_mask[:, : attention_mask.shape[1] - self.response_width].any(0).nonzero()
-        first = int(used[0]) if len(used) else attention_mask.shape[1] - self.response_width
+        first = int(used[0]) if len(used) else 0
         self.attention_mask = attention_mask[:, first:]
         self.input_ids = batch.batch["input_ids"][:, first:].cpu()
         self.sizes = row_sizes(self.input_ids, self.attention_mask, self.label_mask)

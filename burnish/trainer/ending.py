@@ -27,7 +27,7 @@ from burnish.trainer.restarts import causes, is_disk_full
 from burnish.utils import env
 from burnish.utils.console import error_console, readers_may_leave
 from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
-from burnish.utils.interrupts import end_at_ctrl_c, end_now, is_importing
+from burnish.utils.interrupts import end_now, is_importing
 from burnish.utils.secrets import HidingFormatter, redact_text
 from burnish.utils.wording import without_endless_words
 
@@ -173,7 +173,6 @@ def _signals_raise(when_stopped: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    end_at_ctrl_c()
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     # What whoever started this has ignored stays so: Ctrl-C in a shell's background, SIGHUP under nohup.
     ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN and handler is not None]
@@ -191,13 +190,14 @@ def _signals_raise(when_stopped: str) -> Iterator[None]:
 def something_to_lose() -> Iterator[None]:
     """In the block a signal always raises, also in the midst of an import: what the block has begun has to be ended."""
     handlers = {handler for number in ENDING_SIGNALS if isinstance(handler := signal.getsignal(number), _Raises)}
+    before = {handler: handler.may_end_at_once for handler in handlers}
     for handler in handlers:
         handler.may_end_at_once = False
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.may_end_at_once = True
+        for handler, might in before.items():
+            handler.may_end_at_once = might
 
 
 @contextmanager

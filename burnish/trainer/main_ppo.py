@@ -32,7 +32,7 @@ from burnish.trainer.cluster import (
     worker_group_cls,
     world_size,
 )
-from burnish.trainer.ending import exit_status
+from burnish.trainer.ending import exit_status, something_to_lose
 from burnish.trainer.run import Parts, RunSummary, live
 from burnish.trainer.start_checks import (
     check_folder,
@@ -253,7 +253,7 @@ def run_ppo(
             raise ConfigError("A task runner on the cluster takes no Python objects (parts): name files instead.")
         import ray
 
-        with cluster(config):
+        with something_to_lose(), cluster(config):
             # Held by name: Ray ends an actor that nobody refers to, also before it has begun.
             runner = task_runner_class.remote()
             return ray.get(runner.run.remote(config))

@@ -172,7 +172,7 @@ class StopControl:
         self.ask(Stop(signal_name(number), 128 + number))
         say(
             f"{signal_name(number)}: saving and ending as soon as nothing is lost (stage: {self._stage}). "
-            f"{'Ctrl-C' if number == signal.SIGHUP else 'Once more'} to end at once."
+            f"{'Ctrl-C twice' if number == signal.SIGHUP else 'Once more'} to end at once."
         )
         if self._in_process and not self._has_updated and self._stage in LEFT_AT_ONCE:
             raise StopRun

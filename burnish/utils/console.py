@@ -73,17 +73,21 @@ def readers_may_leave() -> Iterator[None]:
         yield
     finally:
         for name, stream in before.items():
-            ours[name].flush()
+            # None where the process was started with that stream closed; whoever replaces one may close it.
+            if ours[name] is not None and not ours[name].closed:
+                ours[name].flush()
             if getattr(sys, name) is ours[name]:
                 setattr(sys, name, stream)
 
 
 def _outlasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """The same stream, which loses what it cannot write since nobody reads it."""
-    raw = _OutlastingFile(stream.fileno())
+    raw = _OutlastingFile(stream.fileno(), stream.name)
     try:
         stream.flush()
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
         raw.give_up()
         # What stays in its buffer is tried once more when Python ends, and would make that an error.
         stream.flush()
@@ -99,10 +103,15 @@ def _outlasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 class _OutlastingFile(io.RawIOBase):
-    """What is written to a file descriptor, as long as somebody can read it."""
+    """What is written to a file descriptor, as long as somebody can read it.
 
-    def __init__(self, descriptor: int) -> None:
+    Args:
+        name: what the stream says that it is called, which libraries ask.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor = descriptor
+        self.name = name
 
     def fileno(self) -> int:
         return self._descriptor

@@ -20,8 +20,9 @@ from burnish.utils.foreign_code import Caught
 logger = logging.getLogger("burnish.hub")
 
 _OFFLINE = "HF_HUB_OFFLINE"
+_TIMEOUT = "HF_HUB_ETAG_TIMEOUT"
 _SECONDS_TO_ANSWER = 5.0
-"""Where HF_HUB_ETAG_TIMEOUT, by which the hub's library waits for one answer, does not say otherwise."""
+"""Where `_TIMEOUT`, by which the hub's library waits for one answer, does not say otherwise."""
 _SECONDS_AN_ANSWER_COUNTS = 60.0
 _SERVER_ERRORS = 500
 _MARKS = ("config.json", "tokenizer_config.json", "tokenizer.json")
@@ -91,12 +92,13 @@ def check_model(path: str, *, weights: bool = True) -> None:
 
 @contextmanager
 def asking_again() -> Iterator[None]:
-    """After the block the hub is asked again, where `check_model` has seen to it that it is not."""
+    """After the block the hub is asked again where it did not answer: who runs again may have mended the network."""
     try:
         yield
     finally:
         if _state.is_offline_by_us:
             _set_offline(False)
+        if _state.refusal is not None:
             _state.asked_at = None
 
 
@@ -131,9 +133,12 @@ def _out_of_reach(name: str, kind: str) -> str | None:
         return f"is not asked ({_OFFLINE} or TRANSFORMERS_OFFLINE is set)"
     now = time.monotonic()
     if _state.asked_at is None or now - _state.asked_at > _SECONDS_AN_ANSWER_COUNTS:
-        if _state.is_offline_by_us:
+        was_offline = _state.is_offline_by_us
+        if was_offline:
             _set_offline(False)
         reason = _ask(url)
+        if was_offline and reason is not None:
+            _set_offline(True)
         _state.refusal = None if reason is None else f"({constants.ENDPOINT}) cannot be reached ({reason})"
         _state.asked_at = time.monotonic()
     return _state.refusal
@@ -145,12 +150,13 @@ def _ask(url: str) -> str | None:
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.errors import HfHubHTTPError
 
-    seconds = float(env.get("HF_HUB_ETAG_TIMEOUT") or _SECONDS_TO_ANSWER)
+    seconds = float(env.get(_TIMEOUT) or _SECONDS_TO_ANSWER)
     answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def ask() -> None:
         with Caught() as caught:
-            get_hf_file_metadata(url, timeout=seconds)
+            # More than is waited for below, so that one clock decides and silence is told in the same words every time.
+            get_hf_file_metadata(url, timeout=2 * seconds)
         answer.put(caught.error)
 
     # In a thread, since no timeout bounds how long a name of the network is looked up.
@@ -158,7 +164,7 @@ def _ask(url: str) -> str | None:
     try:
         error = answer.get(timeout=seconds)
     except queue.Empty:
-        return f"no answer within {seconds:g} s"
+        return f"no answer within {seconds:g} s, which {_TIMEOUT} sets"
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
         return f"it answers with status {status}" if status >= _SERVER_ERRORS else None

@@ -1,8 +1,9 @@
 """A training run in which something terrible happens: ``program.py '<what>' key=value ...``.
 
 ``what`` is JSON: {"do": ..., "step": n, "stage": name} does it when the stage begins; with "after" so many seconds later, from a
-thread; with "call" instead of a stage, when the checkpoint of that step makes its nth change to the disk. An empty object is a
-run in which nothing happens. With "sft" first it is a run of supervised fine-tuning: ``program.py sft '<what>' key=value ...``.
+thread, while rank 1 stands still: the driver waits for it however fast or busy the machine is. With "call" instead of a stage,
+when the checkpoint of that step makes its nth change to the disk. An empty object is a run in which nothing happens. With "sft"
+first it is a run of supervised fine-tuning: ``program.py sft '<what>' key=value ...``.
 """
 
 import contextlib
@@ -41,7 +42,8 @@ def terminate_group(trainer):
 def interrupt_twice(trainer):
     """By somebody who does not want to wait."""
     interrupt(trainer)
-    time.sleep(1.2)
+    # Longer than Ray may take to hear of the first one, and than the second is taken for its echo.
+    time.sleep(5.0)
     interrupt(trainer)
 
 
@@ -60,17 +62,30 @@ def kill_reward_processes(trainer):
                 os.kill(pid, signal.SIGKILL)
 
 
+def rank_1(trainer):
+    """Its process."""
+    beats = next(iter(trainer.worker_groups.values())).beats()
+    return next(beat.pid for name, beat in beats.items() if name.endswith("rank 1"))
+
+
 def kill_worker(trainer):
     """Of rank 1, and while it works: the driver waits for it by then."""
-    beats = next(iter(trainer.worker_groups.values())).beats()
-    pid = next(beat.pid for name, beat in beats.items() if name.endswith("rank 1"))
-    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    threading.Timer(0.2, os.kill, (rank_1(trainer), signal.SIGKILL)).start()
 
 
 def freeze_worker(trainer):
     """Rank 1 stops where it is, as on a machine that hangs."""
-    beats = next(iter(trainer.worker_groups.values())).beats()
-    os.kill(next(beat.pid for name, beat in beats.items() if name.endswith("rank 1")), signal.SIGSTOP)
+    os.kill(rank_1(trainer), signal.SIGSTOP)
+
+
+def while_it_waits(trainer, action, seconds, pid):
+    """Rank 1 (``pid``), which stands still, goes on once the driver has had the time to hear what was done."""
+    time.sleep(seconds)
+    action(trainer)
+    time.sleep(2.0)
+    # What was done may have ended it.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def hang(trainer):
@@ -121,7 +136,10 @@ def arrange(what):
         done.append(True)
         console.print(f"now: {what}")
         if "after" in what:
-            threading.Timer(what["after"], action, (trainer,)).start()
+            pid = rank_1(trainer)
+            os.kill(pid, signal.SIGSTOP)
+            # The run may end without the thread.
+            threading.Thread(target=while_it_waits, args=(trainer, action, what["after"], pid), daemon=True).start()
         else:
             action(trainer)
 

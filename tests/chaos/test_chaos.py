@@ -88,13 +88,13 @@ VALIDATES = (
 @pytest.mark.parametrize(
     ("is_sft", "do", "step", "stage", "status", "saved"),
     [
-        (False, "interrupt", 3, "gen", 130, {2, 3}),
-        (False, "hang_up", 3, "update_actor", 129, {3}),
-        (False, "terminate_group", 4, "testing", 143, {4}),
-        (False, "terminate_group", 2, "save_checkpoint", 143, {2, 3}),
-        (True, "hang_up", 3, "train", 129, {3}),
-        (True, "interrupt", 2, "testing", 130, {2}),
-        (True, "terminate_group", 2, "save_checkpoint", 143, {2, 3}),
+        (False, "interrupt", 3, "gen", 130, 2),
+        (False, "hang_up", 3, "update_actor", 129, 3),
+        (False, "terminate_group", 4, "testing", 143, 4),
+        (False, "terminate_group", 2, "save_checkpoint", 143, 2),
+        (True, "hang_up", 3, "train", 129, 3),
+        (True, "interrupt", 2, "testing", 130, 2),
+        (True, "terminate_group", 2, "save_checkpoint", 143, 2),
     ],
 )
 def test_a_signal_while_the_driver_waits_for_ray_saves_and_the_run_goes_on_to_the_bit(
@@ -102,10 +102,10 @@ def test_a_signal_while_the_driver_waits_for_ray_saves_and_the_run_goes_on_to_th
 ):
     kind = TWO_RANKS if is_sft else (*TWO_RANKS, *VALIDATES)
     # A moment later: what waits in Ray's native code hears of signals by Ray.
-    what = {"do": do, "step": step, "stage": stage, "after": 0.1}
+    what = {"do": do, "step": step, "stage": stage, "after": 0.5}
     run = Chaos(tmp_path / "run", what, *kind, is_sft=is_sft)
     assert run.end() == status, run.said
-    assert max(checkpoints(tmp_path / "run")) in saved, run.said
+    assert max(checkpoints(tmp_path / "run")) == saved, run.said
     assert "Traceback" not in run.said
     assert_nothing_is_lost(tmp_path / "run")
     resume(tmp_path / "run", *kind, is_sft=is_sft)
@@ -114,10 +114,11 @@ def test_a_signal_while_the_driver_waits_for_ray_saves_and_the_run_goes_on_to_th
 
 
 def test_a_second_ctrl_c_ends_a_run_on_ray_at_once_and_loses_no_checkpoint(tmp_path):
-    what = {"do": "interrupt_twice", "step": 3, "stage": "update_actor", "after": 0.1}
+    # Of a step that cannot end: only what ends the run at once ends it.
+    what = {"do": "interrupt_twice", "step": 3, "stage": "update_actor", "after": 0.5}
     run = Chaos(tmp_path / "run", what, *TWO_RANKS)
     assert run.end() == 130, run.said
-    assert 2 in checkpoints(tmp_path / "run")
+    assert checkpoints(tmp_path / "run").keys() == {2}
     assert_nothing_is_lost(tmp_path / "run")
 
 

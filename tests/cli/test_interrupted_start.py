@@ -109,6 +109,34 @@ sys.exit(exit_status(begins))
     assert (done.returncode, done.stdout, done.stderr) == (130, "put away\n", f"{TRAINING}\n")
 
 
+WRITES = {
+    "export": """
+from burnish.trainer.offline.export import _becoming
+def writes():
+    with _becoming(Path("out").absolute()) as folder:
+        (folder / "weights").touch()
+        import imports
+""",
+    "smollm2": """
+from burnish.cli import model
+model.find_spec = lambda name: True
+model._convert_by = lambda packages, made: made.mkdir()
+def writes():
+    model.run_smollm2("out")
+""",
+}
+
+
+@pytest.mark.parametrize("command", WRITES)
+def test_what_writes_a_model_takes_away_what_it_has_begun_when_an_import_is_interrupted(tmp_path, command):
+    (tmp_path / "imports.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
+    start = "import sys\nfrom pathlib import Path\nfrom burnish.trainer.ending import exit_status\n"
+    program = f"{start}{WRITES[command]}sys.exit(exit_status(writes))"
+    done = interrupted(tmp_path, ["-c", program], CTRL_C_AT="burnish.model.smollm2")
+    assert (done.returncode, done.stderr) == (130, f"{TRAINING}\n")
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"imports.py", "sitecustomize.py"}
+
+
 def test_signals_that_whoever_starts_a_command_ignores_stay_ignored(tmp_path):
     """Ctrl-C in the background of a shell, SIGHUP under nohup."""
     command = """

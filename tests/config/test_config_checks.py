@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from burnish.config import check_paths, load_config, load_with_notices
-from burnish.utils.errors import ConfigError
+from burnish.config import check_hub_models, check_paths, load_config, load_sft_config, load_with_notices
+from burnish.utils import hub
+from burnish.utils.errors import ConfigError, ModelError
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -253,3 +254,56 @@ def test_a_folder_that_cannot_be_made_is_told_and_none_is_made(files, key, folde
         check_paths(load_config([*files, f"trainer.{key}={folder}"]))
     check_paths(load_config([*files, f"trainer.{key}=new/folder"]))
     assert sorted(Path().iterdir()) == before
+
+
+@pytest.fixture
+def looked_for(monkeypatch) -> dict[str, bool]:
+    """Which models were looked for on the hub, each with whether its weights count; those of "gone" cannot be had."""
+    found: dict[str, bool] = {}
+
+    def check_model(path: str, *, weights: bool = True) -> None:
+        # A tokenizer is the model's, where nothing else is said: then the name is looked for twice.
+        found[path] = weights or found.get(path, False)
+        if path.startswith("gone/"):
+            raise ModelError(f"{path}: the hub cannot be reached.")
+
+    monkeypatch.setattr(hub, "check_model", check_model)
+    return found
+
+
+MODEL = "actor_rollout_ref.model"
+GRPO = ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_every_model_is_looked_for_on_the_hub_and_its_weights_where_one_node_has_the_run(looked_for, nodes):
+    models = [f"{MODEL}.path=org/policy", f"{MODEL}.tokenizer_path=org/words", "critic.model.path=org/critic"]
+    own = [*models, "algorithm.adv_estimator=gae", f"{RM}.enable=true", f"{RM}.model_path=org/scorer"]
+    check_hub_models(load_config([*own, f"trainer.nnodes={nodes}"]))
+    alone = nodes == 1
+    assert looked_for == {"org/policy": alone, "org/words": False, "org/critic": alone, "org/scorer": alone}
+
+
+def test_models_of_parts_that_do_not_run_are_not_looked_for(looked_for):
+    check_hub_models(
+        load_config(
+            [f"{MODEL}.path=org/policy", "critic.model.path=gone/critic", f"{RM}.model_path=gone/scorer", *GRPO]
+        )
+    )
+    check_hub_models(load_sft_config(["model.path=org/student", "data.train_files=a.jsonl"]))
+    assert looked_for == {"org/policy": True, "org/student": True}
+
+
+@pytest.mark.parametrize(
+    ("override", "load"),
+    [
+        (f"{MODEL}.path=gone/model", load_config),
+        (f"{MODEL}.tokenizer_path=gone/words", load_config),
+        ("critic.model.path=gone/critic", load_config),
+        ("model.path=gone/student", load_sft_config),
+    ],
+)
+def test_a_model_of_the_hub_that_cannot_be_had_is_told_with_its_key(looked_for, override, load):
+    with pytest.raises(ConfigError) as caught:
+        check_hub_models(load([override, "data.train_files=a.jsonl"]))
+    assert str(caught.value) == f"{override}: the hub cannot be reached."

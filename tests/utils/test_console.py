@@ -1,5 +1,7 @@
 """What is printed goes to whoever reads it, and nowhere once nobody does."""
 
+import errno
+import io
 import os
 import pty
 import subprocess
@@ -7,13 +9,15 @@ import sys
 
 import pytest
 
+from burnish.utils.console import readers_may_leave
+
 # Prints, is told that nobody reads any more, prints on, and writes beside its streams how it went.
 PROGRAM = """
 import os, subprocess, sys, warnings
 from burnish.utils.console import console, readers_may_leave
 report = os.fdopen(int(sys.argv[1]), "w")
 with readers_may_leave():
-    assert sys.stdout.isatty() == sys.__stdout__.isatty()
+    assert (sys.stdout.isatty(), sys.stdout.name) == (sys.__stdout__.isatty(), "<stdout>")
     console.print("first")
     print("first", file=sys.stderr, flush=True)
     sys.stdin.readline()
@@ -51,7 +55,9 @@ def test_what_nobody_reads_any_more_is_lost_and_the_program_ends_well(kind, flag
     process, report = start(streams, *flags)
     seen = b""
     while seen.count(b"first") < 2:
-        seen += os.read(reader, 1000)
+        part = os.read(reader, 1000)
+        assert part, seen
+        seen += part
     os.close(reader)
     process.communicate(b"\n", timeout=60)
     with os.fdopen(report) as said:
@@ -71,3 +77,44 @@ def test_what_is_read_arrives_whole_and_in_order():
     for text in (b"first\n" * 2, b"second\n" + b"x" * 100_000 + b"\n", b"\\udcff\n", b"\n1\n", b"third\n"):
         assert text in seen
     assert seen.index(b"second\n") < seen.index(b"xxx") < seen.index(b"UserWarning") < seen.index(b"third")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_program_that_was_started_with_a_stream_closed_ends_well(stream):
+    """As by a shell's `>&-`, and by those who start daemons."""
+    program = f"""
+import sys
+assert sys.{stream} is None
+from burnish.utils.console import console, error_console, readers_may_leave
+with readers_may_leave():
+    console.print("said")
+    error_console.print("said")
+assert sys.{stream} is None
+"""
+    closed = {"stdout": ">&-", "stderr": "2>&-"}[stream]
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "said\n")
+
+
+def test_a_disk_without_room_is_not_a_reader_who_has_left(monkeypatch):
+    class Full(io.FileIO):
+        has_room = False
+
+        def write(self, data):
+            if not self.has_room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    reader, descriptor = os.pipe()
+    file = Full(descriptor, "w")
+    stream = io.TextIOWrapper(io.BufferedWriter(file))
+    stream.write("not said yet")
+    for name in ("stdout", "__stdout__"):
+        monkeypatch.setattr(sys, name, stream)
+    with pytest.raises(OSError, match="No space left"), readers_may_leave():
+        pass
+    file.has_room = True
+    stream.close()
+    assert os.read(reader, 100) == b"not said yet"
+    os.close(reader)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -87,6 +86,26 @@ def test_a_copy_is_taken_without_asking_again_until_the_block_ends(cache, asked,
     assert (constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")) == (False, None)
     hub.check_model(NAME)
     assert len(asked) == 2
+
+
+def test_a_hub_that_still_does_not_answer_is_not_asked_by_the_libraries_either(cache, asked):
+    put_into_cache(cache, NAME, {"config.json": "{}", "model.safetensors": ""})
+    with hub.asking_again():
+        hub.check_model(NAME)
+        # The answer is too old by now, and a data set makes that be seen.
+        hub._state.asked_at -= 1000
+        with hub.offline_where_out_of_reach("org/rows", "dataset"):
+            assert constants.HF_HUB_OFFLINE
+        assert len(asked) == 2
+        assert (constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")) == (True, "1")
+
+
+def test_who_runs_again_with_a_mended_network_is_not_told_of_the_old_one(cache, asked, monkeypatch):
+    with hub.asking_again(), pytest.raises(ModelError, match="cannot be reached"):
+        hub.check_model(NAME)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
+    with hub.asking_again():
+        hub.check_model(NAME)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +196,12 @@ def served():
 def run(code: str, tmp_path: Path, server, **environment: str) -> str:
     """What a program prints whose hub is ``server``."""
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_OFFLINE"))},
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
         "HF_HOME": str(tmp_path / "home"),
         "PYTHONPATH": str(REPO),
+        # Not by way of a proxy, whatever this machine goes through otherwise.
+        "no_proxy": "127.0.0.1",
         **environment,
     }
     done = subprocess.run(
@@ -204,18 +225,22 @@ for name in ("org/model", "org/other"):
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(None, "no answer within 1 s"), (503, "it answers with status 503"), (404, None), (401, None), (429, None)],
+    [
+        (None, "no answer within 3 s, which HF_HUB_ETAG_TIMEOUT sets"),
+        (503, "it answers with status 503"),
+        (404, None),
+        (401, None),
+        (429, None),
+    ],
 )
 def test_silence_and_a_broken_server_are_told_and_a_refusal_is_left_to_the_library(served, tmp_path, status, said):
     served.status = status
-    start = time.monotonic()
-    printed = run(CHECKS, tmp_path, served, HF_HUB_ETAG_TIMEOUT="1")
+    # A busy machine may take a while to answer; where it is not to answer, its silence is waited for.
+    printed = run(CHECKS, tmp_path, served, HF_HUB_ETAG_TIMEOUT="3" if status is None else "120")
     if said is None:
         assert printed.count("left to the library") == 2
     else:
         assert printed.count(f"cannot be reached ({said})") == 2
-    # No clock decides here, except that a minute of attempts is not what is asked for.
-    assert time.monotonic() - start < 30
     assert len(served.requests) == 1
 
 
@@ -233,7 +258,7 @@ def test_a_copy_loads_with_one_request_to_a_hub_that_is_down(served, tmp_path):
     model = REPO / "examples" / "tiny_model" / "model"
     texts = {file.name: file.read_text() for file in model.iterdir() if file.suffix in (".json", ".jinja")}
     put_into_cache(tmp_path / "home" / "hub", NAME, texts)
-    printed = run(LOADS, tmp_path, served)
+    printed = run(LOADS, tmp_path, served, HF_HUB_ETAG_TIMEOUT="120")
     assert "llama" in printed
     assert "the copy in the cache is used" in printed
     assert len(served.requests) == 1

@@ -24,6 +24,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from burnish.engine.checkpoint.model_files import VALUE_HEAD_FILE
 from burnish.model import lora
 from burnish.model.load import eos_token_ids
+from burnish.trainer.ending import something_to_lose
 from burnish.trainer.offline.models import DTYPES, load_model, load_value_head, merge_adapters, stored_dtype
 from burnish.trainer.offline.proof import Proof, not_finite
 from burnish.trainer.offline.source import ModelSource, Role, find_model
@@ -306,15 +307,16 @@ def _becoming(out: Path) -> Iterator[Path]:
         old.rename(out)
     for left_over in (folder, old):
         shutil.rmtree(left_over, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-        sync_tree(folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if out.exists():
-        out.rename(old)
-    folder.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
-    sync_folder(out.parent)
+    with something_to_lose():
+        folder.mkdir()
+        try:
+            yield folder
+            sync_tree(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+        sync_folder(out.parent)
