@@ -40,7 +40,7 @@ RUNS = {
 EXACT = ("step", "training/global_step", "training/epoch", "training/num_", "response_length", "prompt_length")
 EXACT += ("response/", "reward/", "critic/score/", "actor/skipped_updates", "critic/skipped_updates")
 # How far two engines' rounding is apart is itself rounding.
-ROUNDING = ("training/rollout_probs_diff", "training/rollout_actor_probs")
+ROUNDING = ("training/rollout_probs_diff", "training/rollout_actor_probs", "rollout_corr/chi2")
 
 
 def golden_run(name: str, folder: Path) -> list[dict[str, float]]:

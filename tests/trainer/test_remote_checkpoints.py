@@ -106,6 +106,7 @@ def test_copying_blocks_nobody_and_what_waits_for_it_is_not_removed(tmp_path, mo
     assert names(tmp_path / "here") == {"global_step_1", "global_step_2", "global_step_3"}
     may_go.set()
     manager.finish()
+    assert names(tmp_path / "here") == {"global_step_3"}
     save(manager, 4)
     assert names(tmp_path / "here") == {"global_step_4"}
     manager.finish()

@@ -246,6 +246,9 @@ class CheckpointManager:
         self.settle(wait=True)
         if self.uploads is not None:
             self.uploads.finish()
+            if self.saved_step is not None and self._resumed_after is None:
+                # What still waited for its copy when this run saved newer ones.
+                self._prune(self.saved_step, self._choose_best())
 
     # ------------------------------------------------------------------------------------------------ fail
 
