@@ -1,8 +1,10 @@
 """JSON-lines files: one object a line, UTF-8 as it is, whole lines or none, whatever the values are."""
 
 import contextlib
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -85,11 +87,30 @@ def append_whole_line(path: Path, line: bytes) -> None:
     Raises:
         OSError: the disk is full, or the folder is gone.
     """
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        _await_turn(handle)
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             line = b"\n" + line
         os.write(handle, line)
     finally:
         os.close(handle)
+
+
+def _await_turn(handle: int, patience_s: float = 1.0) -> None:
+    """Locks the file until it is closed: a line that another process is still writing looks like half a line.
+
+    Whoever gets no lock in time writes nevertheless, an empty line may come of it then: the lock's holder may be a stopped
+    process, or the very thread whose signal handler is appending now, and a file system may know no locks.
+    """
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.001)
+        except OSError:
+            return None

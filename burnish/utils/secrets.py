@@ -25,8 +25,9 @@ _IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 # ``?token=...&sig=...`` of a signed address.
 _IN_QUERY = re.compile(r"(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^&\s#'\"<>]+)")
 _BEARER = re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}")
-_NAME = r"[A-Za-z_][\w.-]*"
-_ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<quote>['\"]?\s*[=:]\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;}}\])'\"]+)")
+# Possessive, and begun only where a name begins: a text without signs, as a long word is, takes one pass.
+_TO_VALUE = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)['\"]?+\s*+[=:]\s*+")
+_VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s,;}\])'\"]+")
 
 # Values that a configuration held; from then on they are hidden in every text.
 _known: set[str] = set()
@@ -72,7 +73,7 @@ def redact_text(text: str) -> str:
     text = _IN_URL.sub(HIDDEN, text)
     text = _IN_QUERY.sub(_hide_in_query, text)
     text = _BEARER.sub(HIDDEN, text)
-    text = _ASSIGNED.sub(_hide_assigned, text)
+    text = _hide_assigned(text)
     for value in sorted(_known | _secrets_of_environment(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text
@@ -84,23 +85,33 @@ def _hide_in_query(match: re.Match[str]) -> str:
     return f"{match['name']}={HIDDEN}" if is_secret else match[0]
 
 
-def _hide_assigned(match: re.Match[str]) -> str:
-    value = match["value"]
-    # A word of a sentence behind a colon is no assignment, and what is hidden already stays so.
-    if (
-        HIDDEN in value
-        or not is_secret_name(match["name"])
-        or value.strip("'\"") in ("", "None", "null", "true", "false")
-    ):
-        return match[0]
-    if match["quote"].endswith(": ") and not value.startswith(("'", '"')):
-        return match[0]
+def _hide_assigned(text: str) -> str:
+    """``text`` without the values of secret names. What stands behind any other name is looked through as well: of
+    ``error:token=...`` the token is hidden."""
+    shown, place = [], 0
+    for found in _TO_VALUE.finditer(text):
+        if found.start() < place or not is_secret_name(found["name"].lstrip("0123456789.-")):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is None or _is_harmless(value[0], after=found[0]):
+            continue
+        bare = value[0].strip("'\"")
+        if len(bare) >= _LEAST_LENGTH and not bare.startswith("$"):
+            _known.add(bare)
+        shown += [text[place : found.end()], HIDDEN]
+        place = value.end()
+    return "".join([*shown, text[place:]])
+
+
+def _is_harmless(value: str, after: str) -> bool:
+    # A word of a sentence behind a colon is no assignment, a number is no secret, and what is hidden already stays so.
     bare = value.strip("'\"")
-    if bare.replace(".", "").isdigit():
-        return match[0]
-    if len(bare) >= _LEAST_LENGTH and not bare.startswith("$"):
-        _known.add(bare)
-    return f"{match['name']}{match['quote']}{HIDDEN}"
+    is_in_sentence = after.endswith(": ") and not value.startswith(("'", '"'))
+    return HIDDEN in value or bare in ("", "None", "null", "true", "false") or is_in_sentence or _is_number(bare)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "").isdigit()
 
 
 def _secrets_of_environment() -> set[str]:

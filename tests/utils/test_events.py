@@ -1,5 +1,6 @@
 """The events of a run: whole lines, whoever writes them, and never an error of their own."""
 
+import fcntl
 import json
 import multiprocessing
 
@@ -23,10 +24,11 @@ def test_there_are_no_events_where_there_is_no_file(tmp_path):
 def _write_many(folder, name):
     log = EventLog(folder)
     for number in range(100):
-        log.write("warning", name * 50, number=number)
+        log.write("warning", name * 20_000, number=number)
 
 
-def test_lines_of_several_processes_stay_whole(tmp_path):
+def test_lines_of_several_processes_stay_whole_and_none_is_empty(tmp_path):
+    # Lines of several pages: the kernel lets a reader see the file's size grow page by page.
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_many, args=(tmp_path, name)) for name in "abc"]
     for writer in writers:
@@ -45,6 +47,14 @@ def test_half_a_line_of_a_killed_process_takes_no_other_event_with_it(tmp_path):
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"time": 1, "kind": "ha')
     EventLog(tmp_path).write("end", "two")
+    assert [event["kind"] for event in read_events(tmp_path)] == ["start", "end"]
+
+
+def test_who_holds_the_file_locked_and_never_lets_go_stops_nobody_from_writing(tmp_path):
+    EventLog(tmp_path).write("start", "one")
+    with (tmp_path / "events.jsonl").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        EventLog(tmp_path).write("end", "two")
     assert [event["kind"] for event in read_events(tmp_path)] == ["start", "end"]
 
 
