@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 
 from burnish.reward.functions.reasoning_gym import INSTALL, encode_entry
+from burnish.utils import local_paths
 from burnish.utils.console import console
 from burnish.utils.errors import ConfigError, DataError
 from burnish.utils.foreign_code import Caught, told
+from burnish.utils.json_lines import replacing
 
 INSTRUCTION = "Think first, and give the final answer in <answer> </answer> tags."
 # Draws from a task for each row of testing that is wanted, before too many are found among the rows of training.
@@ -47,9 +49,11 @@ def run_reasoning_gym(
     No question of the test rows is among the training rows of its task.
 
     Raises:
-        ConfigError: reasoning-gym is not installed, it has no such task, or the task takes no such parameter.
+        ConfigError: reasoning-gym is not installed, it has no such task, the task takes no such parameter, or there
+            can be no such folder.
         DataError: a task has too few different questions.
     """
+    folder = local_paths.named("--out", out)
     known = list_tasks()
     unknown = [task for task in tasks if task not in known]
     if unknown or not tasks:
@@ -63,7 +67,6 @@ def run_reasoning_gym(
                 to_row(task, entry, split, index, INSTRUCTION if instruction is None else instruction)
                 for index, entry in enumerate(entries)
             ]
-    folder = Path(out).expanduser()
     for split, made in rows.items():
         _write(made, folder / f"{split}.parquet")
         console.print(f"{folder / split}.parquet: {len(made)} rows", soft_wrap=True)
@@ -154,5 +157,5 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    with replacing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary)

@@ -30,13 +30,16 @@ def run_eval(options: EvalOptions, out: str | None, *, as_json: bool) -> int:
     path = None if out is None else check_out(out, options.ask.data)
     with progress() as on_progress:
         result, rows = evaluate(options, on_progress)
-    if path is not None:
-        write_atomically(path, rows)
-        result["out"] = str(path)
-    if as_json:
-        console.print(json.dumps(result), soft_wrap=True)
-    else:
-        _show(result)
+    try:
+        if path is not None:
+            write_atomically(path, rows)
+            result["out"] = str(path)
+    finally:
+        # What took so long to measure is told, also where the disk does not take the responses.
+        if as_json:
+            console.print(json.dumps(result), soft_wrap=True)
+        else:
+            _show(result)
     failed = sum(model[f"num_{reason}"] for model in result["models"] for reason in REASONS if reason != "abstain")
     return int(failed > 0)
 

@@ -10,6 +10,8 @@ from typing import Any
 from burnish.cli.progress import progress
 from burnish.trainer.offline.generate import Asking, prepare, rows_of
 from burnish.trainer.offline.settings import AskOptions
+from burnish.trainer.start_checks import check_folder
+from burnish.utils import local_paths
 from burnish.utils.console import console
 from burnish.utils.errors import ConfigError
 from burnish.utils.json_lines import encode_line, write_atomically
@@ -47,21 +49,22 @@ def check_out(out: str, data: Any) -> Path:
     """The file to write.
 
     Raises:
-        ConfigError: it is one of the files that are read, a folder, or no file for lines of JSON.
+        ConfigError: it is one of the files that are read, a folder, no file for lines of JSON, or where none can be written.
     """
-    path = Path(out).expanduser().absolute()
+    path = local_paths.named("--out", out).absolute()
     if path.is_dir():
         raise ConfigError(f"--out={out}: this is a folder. Name a file, as responses.jsonl.")
     if not path.name.endswith((".jsonl", ".json")):
         raise ConfigError(f"--out={out}: responses are written as lines of JSON; name a file .jsonl.")
     if any(_reads(str(source), path) for source in data):
         raise ConfigError(f"--out={out}: this is one of the files that are read. Name another.")
+    check_folder("--out", str(path.parent))
     return path
 
 
 def _reads(source: str, file: Path) -> bool:
     """Whether ``file`` is there and is among the data that ``source``, a file, a folder or a pattern, names."""
-    named, place = Path(source).expanduser().absolute(), file.resolve()
+    named, place = local_paths.expanded(source).absolute(), file.resolve()
     if file.absolute() == named or place == named.resolve():
         return True
     return file.exists() and (named.resolve() in place.parents or fnmatch(str(file), str(named)))

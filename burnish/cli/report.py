@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from burnish.report import HOST, open_runs, serve_report, write_report
+from burnish.utils import local_paths
 from burnish.utils.console import console
 from burnish.utils.errors import ConfigError
 
@@ -29,7 +29,7 @@ def run_report(
         finally:
             server.server_close()
         return 0
-    path = Path(out).expanduser() if out else runs[0].path / "report.html"
+    path = local_paths.named("--out", out) if out else runs[0].path / "report.html"
     if path.is_dir():
         raise ConfigError(f"--out={out} is a folder. Name the file, as {path / 'report.html'}.")
     size = write_report(runs, path, most_mb=max_mb, tokenizer=tokenizer)

@@ -19,8 +19,11 @@ from burnish.reward.score import Score, read_score
 from burnish.reward.scorers import Scorer, make_pool, make_scorer
 from burnish.trainer.offline import numbers
 from burnish.trainer.offline.settings import reward_keys
+from burnish.trainer.start_checks import check_folder
+from burnish.utils import local_paths
 from burnish.utils.console import console
 from burnish.utils.errors import ConfigError, DataError, RewardError
+from burnish.utils.json_lines import write_atomically
 
 _RESPONSE_KEYS = ("response", "responses", "solution_str", "output", "completion")
 _FAILURES = ("error", "timeout", "non_finite")
@@ -92,24 +95,32 @@ def run_score(options: ScoreOptions, *, as_json: bool) -> int:
     if not stored:
         raise DataError(f"--data={', '.join(options.data)}: there are no responses in it.")
     scores = _score(function, stored, config)
-    _write(out, stored, scores)
-    summary = summarise(stored, scores, options.pass_score) | {"out": str(out)}
-    if as_json:
-        console.print(json.dumps(summary), soft_wrap=True)
-    else:
-        _show(summary)
+    summary = summarise(stored, scores, options.pass_score)
+    try:
+        _write(out, stored, scores)
+        summary["out"] = str(out)
+    finally:
+        # What may have taken hours is told, also where the disk does not take it.
+        if as_json:
+            console.print(json.dumps(summary), soft_wrap=True)
+        else:
+            _show(summary)
     return int(any(summary[f"num_{reason}"] for reason in _FAILURES))
 
 
 def _out_file(out: str | None, files: Sequence[Path]) -> Path:
     first = files[0]
-    path = Path(out).expanduser() if out else first.with_name(f"{first.name.split('.')[0]}.scored.jsonl")
+    path = local_paths.named("--out", out) if out else first.with_name(f"{first.name.split('.')[0]}.scored.jsonl")
     if path.resolve() in [file.resolve() for file in files]:
         raise ConfigError(
             f"{f'--out={out}' if out else f'{path}, where the scored rows would go'}: this is one of the files that are "
             f"read. Name another by --out, or by --data a pattern without it."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise ConfigError(f"--out={out}: this is a folder. Name a file, as scored.jsonl.")
+    if path.is_file() or not path.exists():
+        # What is no file, as /dev/stdout, is written to where it is.
+        check_folder("--out", str(path.parent))
     return path
 
 
@@ -189,14 +200,16 @@ def _to_score(outcome: Outcome) -> Score:
 
 
 def _write(out: Path, stored: Sequence[Stored], scores: Sequence[Score]) -> None:
-    with out.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for response, score in zip(stored, scores, strict=True):
-            row = {**response.row, **score.extras, "score": score.value, "valid": score.value is not None}
-            # A dump holds what the run made of the response; it is not this function's word.
-            row.pop("score_error", None)
-            if score.reason:
-                row["score_error"] = f"{score.reason}: {score.error}" if score.error else score.reason
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    write_atomically(out, (_scored_row(*pair) for pair in zip(stored, scores, strict=True)))
+
+
+def _scored_row(response: Stored, score: Score) -> dict[str, Any]:
+    row = {**response.row, **score.extras, "score": score.value, "valid": score.value is not None}
+    # A dump holds what the run made of the response; it is not this function's word.
+    row.pop("score_error", None)
+    if score.reason:
+        row["score_error"] = f"{score.reason}: {score.error}" if score.error else score.reason
+    return row
 
 
 def summarise(stored: Sequence[Stored], scores: Sequence[Score], pass_score: float = 1.0) -> dict[str, Any]:
@@ -246,7 +259,8 @@ def _show(summary: dict[str, Any]) -> None:
     console.print(table)
     if summary["first_error"]:
         console.print(f"The reward function failed; first: {summary['first_error']}")
-    console.print(f"Scored responses: {summary['out']}")
+    if "out" in summary:
+        console.print(f"Scored responses: {summary['out']}")
 
 
 def _number(value: Any) -> str:

@@ -222,9 +222,9 @@ class RefConfig(Section):
 class HFModelConfig(Section):
     """The policy's model: a Hugging Face causal LM."""
 
-    path: str = key(None)
+    path: str = key(None, is_path=True)
     """Folder or hub name of the model. There is no default: a run says what it trains."""
-    tokenizer_path: str = key(None, follows=".path")
+    tokenizer_path: str = key(None, follows=".path", is_path=True)
     """Folder of the tokenizer."""
     trust_remote_code: bool = key(False)
     """Run Python code that comes with the model or its tokenizer."""
@@ -248,7 +248,7 @@ class HFModelConfig(Section):
     or regular expressions of whole names."""
     exclude_modules: list[str] = key([])
     """Layers that get none, likewise."""
-    lora_adapter_path: str | None = key(None)
+    lora_adapter_path: str | None = key(None, is_path=True)
     """Folder of an adapter in peft's format to start from; it decides rank, alpha and layers."""
     lora_seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of the adapters' first values."""

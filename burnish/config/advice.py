@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from burnish.config import applied, names
 from burnish.config.build import shown, value_of
-from burnish.config.idle import idle_notices
+from burnish.config.idle import idle_notices, wants_kl_in_reward
 from burnish.config.idle_sections import without_size
 from burnish.config.schema import leaves
 from burnish.config.settings import Settings
@@ -89,6 +89,11 @@ def validation(config: PPOTrainerConfig) -> Iterator[str]:
 def kl(config: PPOTrainerConfig) -> Iterator[str]:
     """Where the KL to the reference goes, when that is unusual."""
     actor = config.actor_rollout_ref.actor
+    if wants_kl_in_reward(config):
+        yield (
+            f"{shown(config, 'algorithm.kl_ctrl.kl_coef')} has no effect: {shown(config, 'algorithm.use_kl_in_reward')}. A "
+            f"script for verl before 0.4 means the KL in the reward by it: set algorithm.use_kl_in_reward=true."
+        )
     if actor.use_kl_loss and config.algorithm.use_kl_in_reward:
         yield (
             f"{shown(config, 'algorithm.use_kl_in_reward')} and {shown(config, f'{_ACTOR}.use_kl_loss')}: the KL "

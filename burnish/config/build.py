@@ -8,11 +8,13 @@ from burnish.config.section import Section
 from burnish.config.settings import Settings
 from burnish.config.sft import SFTTrainerConfig
 from burnish.config.trainer import PPOTrainerConfig
-from burnish.config.values import coerce, is_text, show
+from burnish.config.values import coerce, show
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 from burnish.utils.secrets import redact, redact_text
 
 _CORRECTION = "algorithm.rollout_correction"
+_REWARD_MODEL = "reward.reward_model"
 # The key that says how many workers share the tokens of a sample, by the section whose samples are meant.
 _SEQUENCE_PARALLEL = {"data": "engine.ulysses_sequence_parallel_size"} | {
     section: f"{engine}.fsdp_config.ulysses_sequence_parallel_size"
@@ -21,6 +23,7 @@ _SEQUENCE_PARALLEL = {"data": "engine.ulysses_sequence_parallel_size"} | {
         ("actor_rollout_ref.rollout", "actor_rollout_ref.actor"),
         ("actor_rollout_ref.ref", "actor_rollout_ref.ref"),
         ("critic", "critic.model"),
+        (_REWARD_MODEL, f"{_REWARD_MODEL}.model"),
     )
 }
 
@@ -32,7 +35,7 @@ def build(values: dict[str, Any], settings: Settings) -> Any:
         ConfigError: a value of the wrong type, outside its bounds or none of the choices.
     """
     final = {path: _final_value(leaf, values[path], settings) for path, leaf in settings.tree.leaves.items()}
-    _per_worker_micro_batches(final, settings)
+    _per_worker_micro_batches(final, values, settings)
     config: Any = settings.tree.root(set_keys=_set_keys(final, settings))  # type: ignore[call-arg]
     for prefix, section in walk(config):
         for field in key_fields(section):
@@ -51,20 +54,40 @@ def _final_value(leaf: Leaf, value: Any, settings: Settings) -> Any:
     text = setting.text if setting is not None and "${" not in setting.text else None
     for judged_as in dict.fromkeys((source.path, leaf.path)):
         value = coerce(value, settings.tree.leaves[judged_as], settings.shown(source.path, value), text)
-    if is_text(leaf):
-        value = [_expand(item) for item in value] if isinstance(value, list) else _expand(value)
-    return value
+    return _as_paths(value, source.path, settings) if leaf.is_path else value
 
 
-def _expand(value: Any) -> Any:
-    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
+def _as_paths(value: Any, key: str, settings: Settings, shown: str | None = None) -> Any:
+    """Paths with ``~`` replaced.
+
+    Args:
+        value: one, a list of them, or a dict of either; whatever else stays as it is.
+        key: that has it.
+        shown: what was set that holds it; None: nothing. A default that cannot be on this machine is nobody's fault, and nobody
+            may need it.
+
+    Raises:
+        ConfigError: one that was set and that nothing on this machine can have.
+    """
+    if (setting := settings.by_key.get(key)) is not None:
+        shown = local_paths.shown(setting.shown)
+    if isinstance(value, list):
+        return [_as_paths(item, key, settings, shown) for item in value]
+    if isinstance(value, dict):
+        return {name: _as_paths(entry, f"{key}.{name}", settings, shown) for name, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    if shown is not None and (problem := local_paths.problem(value)) is not None:
+        raise ConfigError(f"{shown}: {problem}")
+    # By the text alone: as a path "./~name" would be "~name", and "s3://bucket" lose a stroke.
+    return os.path.expanduser(value)
 
 
-def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None:
+def _per_worker_micro_batches(final: dict[str, Any], values: dict[str, Any], settings: Settings) -> None:
     """Micro-batch sizes that older scripts count over all workers, divided by the workers."""
     for key, setting in settings.global_micro_batches.items():
         new = settings.tree.rules.global_micro_batches[key]
-        total = coerce(setting.value, settings.tree.leaves[new], setting.shown)
+        total = coerce(values[key], settings.tree.leaves[new], setting.shown)
         if total is None:
             continue
         if new in settings.by_key and settings.by_key[new].value is not None:
@@ -72,6 +95,8 @@ def _per_worker_micro_batches(final: dict[str, Any], settings: Settings) -> None
                 f"{setting.shown} and {settings.by_key[new].shown} say the same twice. Set the second only."
             )
         workers, nodes = final["trainer.n_gpus_per_node"], final["trainer.nnodes"]
+        if new.startswith(f"{_REWARD_MODEL}.") and final[f"{_REWARD_MODEL}.enable_resource_pool"]:
+            workers, nodes = final[f"{_REWARD_MODEL}.n_gpus_per_node"], final[f"{_REWARD_MODEL}.nnodes"]
         if workers == "auto":
             raise ConfigError(
                 f"{setting.shown} counts over all workers, whose number trainer.n_gpus_per_node=auto leaves open. "

@@ -27,12 +27,7 @@ def check_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> None:
             "trainer.default_hdfs_dir, which every checkpoint is copied to."
         )
     actor, critic = trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep
-    if (
-        actor is not None
-        and critic is not None
-        and critic > actor
-        and "trainer.max_critic_ckpt_to_keep" in config.set_keys
-    ):
+    if actor and critic and critic > actor and "trainer.max_critic_ckpt_to_keep" in config.set_keys:
         raise ConfigError(
             f"{shown(config, 'trainer.max_critic_ckpt_to_keep')}: a critic lies in its policy's checkpoint, and of those "
             f"{shown(config, 'trainer.max_actor_ckpt_to_keep')} are kept. Give at most {actor}."

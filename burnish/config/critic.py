@@ -14,9 +14,9 @@ from burnish.config.section import Section, key, section
 class CriticModelConfig(Section):
     """The critic's model: a causal LM whose head is replaced by a value head."""
 
-    path: str = key(None, follows="actor_rollout_ref.model.path")
+    path: str = key(None, follows="actor_rollout_ref.model.path", is_path=True)
     """Folder or hub name of the model the critic starts from."""
-    tokenizer_path: str = key(None, follows="actor_rollout_ref.model.tokenizer_path")
+    tokenizer_path: str = key(None, follows="actor_rollout_ref.model.tokenizer_path", is_path=True)
     """Folder of the tokenizer; the ids must be the policy's."""
     trust_remote_code: bool = key(None, follows="actor_rollout_ref.model.trust_remote_code")
     """Run Python code that comes with the model."""
@@ -38,7 +38,7 @@ class CriticModelConfig(Section):
     or regular expressions of whole names."""
     exclude_modules: list[str] = key([])
     """Layers that get none, likewise."""
-    lora_adapter_path: str | None = key(None)
+    lora_adapter_path: str | None = key(None, is_path=True)
     """Folder of an adapter in peft's format to start from; it decides rank, alpha and layers."""
     lora_seed: int = key(None, follows="trainer.seed", ge=0, le=2**32 - 1)
     """Seed of the adapters' first values."""

@@ -11,7 +11,7 @@ from burnish.config.section import Section, key, section
 class CustomClassConfig(Section):
     """A dataset class of your own."""
 
-    path: str | None = key(None)
+    path: str | None = key(None, is_path=True)
     """Python file that defines it."""
     name: str | None = key(None)
     """Its name in that file."""
@@ -26,7 +26,7 @@ class SamplerConfig(Section):
     the scores that the policy reached so far."""
     difficulty_key: str | None = key(None)
     """Column, or entry of `extra_info`, with the difficulty of a row as a number, for the curriculum."""
-    class_path: str | None = key(None)
+    class_path: str | None = key(None, is_path=True)
     """Python file that defines a sampler class of your own, instead of `name`."""
     class_name: str | None = key(None)
     """Its name in that file."""
@@ -36,10 +36,10 @@ class SamplerConfig(Section):
 class DataConfig(Section):
     """Datasets."""
 
-    train_files: list[str] = key(["~/data/rlhf/gsm8k/train.parquet"])
+    train_files: list[str] = key(["~/data/rlhf/gsm8k/train.parquet"], is_path=True)
     """What to train on: files (parquet, jsonl, json, csv; the last three also as .gz), patterns, folders, data sets of the
     hub as `org/name:configuration:split`."""
-    val_files: list[str] | dict[str, Any] = key(["~/data/rlhf/gsm8k/test.parquet"])
+    val_files: list[str] | dict[str, Any] = key(["~/data/rlhf/gsm8k/test.parquet"], is_path=True)
     """What to validate on, likewise; `{name: files}`: several sets, each with metrics of its own; null: no validation."""
     train_max_samples: int = key(-1, ge=-1)
     """Rows of the training data that are used; -1: all."""
@@ -55,7 +55,7 @@ class DataConfig(Section):
     """Column that chooses the reward function."""
     default_data_source: str | None = key(None)
     """What stands in for `reward_fn_key` in rows without it; null: "unknown"."""
-    tool_config_path: str | None = key(None)
+    tool_config_path: str | None = key(None, is_path=True)
     """File (YAML or JSON) with the schemas of tools that the prompts show; a column `tools` goes before it."""
     max_prompt_length: int = key(512, ge=1)
     """Tokens of a prompt, at most."""
@@ -79,11 +79,13 @@ class DataConfig(Section):
     """Processes that render and measure the prompts of a large set (more than 20,000 rows)."""
     truncation: str = key("error", choices=("error", "left", "right", "middle", "drop"))
     """What happens to a prompt longer than `max_prompt_length`."""
-    cache_dir: str | None = key(None)
+    cache_dir: str | None = key(None, is_path=True)
     """Folder where rendered data sets are kept for the next run with the same files, tokenizer and keys; null: nowhere."""
     apply_chat_template_kwargs: dict[str, Any] = key({})
     """Further arguments of the chat template (`enable_thinking` and the like)."""
     custom_cls: CustomClassConfig = section(CustomClassConfig)
     """A dataset class of your own."""
+    custom: dict[str, Any] = key({})
+    """Keys of your own dataset class or sampler (`data.custom.alpha=0.3`); it reads them as `config.custom["alpha"]`."""
     sampler: SamplerConfig = section(SamplerConfig)
     """A sampler of your own."""

@@ -31,8 +31,8 @@ burnish train --cfg job ...                          # prints the composed confi
 Later settings win: the recipe, then your file, then groups, then single keys, of a key that is there twice the last. Two
 recipes, two files and two choices of one group are refused: they do not add up. `key=value`, `+key=value` and
 `++key=value` mean the same; `~key` goes back to the default. `${data.train_batch_size}` refers to another key,
-`${oc.env:HOME}` to the environment. Null is `null` or `None`. Every key that exists is on this page, and any other is
-refused.
+`${oc.env:HOME}` to the environment. Null is `null` or `None`. A path may begin with `~` or `~name`, the home of you or of
+that user; where there is none, it is refused. Every key that exists is on this page, and any other is refused.
 
 Units: `train_batch_size` and `ppo_mini_batch_size` count prompts, `*_micro_batch_size_per_gpu` samples (responses) of
 one worker, `*_max_token_len_per_gpu` tokens of one worker.

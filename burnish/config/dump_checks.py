@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from burnish.config.build import shown
 from burnish.config.trainer import PPOTrainerConfig
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ def check_dumps(config: PPOTrainerConfig) -> None:
     for key, folder in folders.items():
         if "://" in folder:
             raise ConfigError(f"{key}={folder}: responses are kept on this machine's disk. Name a folder.")
-        place = os.path.realpath(os.path.expanduser(folder))
+        place = os.path.realpath(local_paths.expanded(folder))
         if place in seen:
             raise ConfigError(
                 f"{seen[place]} and {key} are the same folder, {folder}, where one would overwrite the other."

@@ -140,12 +140,28 @@ def idle_keys(config: PPOTrainerConfig) -> dict[str, str]:
     return {key: reason for key, reason in _unused(config) if key in config.set_keys}
 
 
+def wants_kl_in_reward(config: PPOTrainerConfig) -> bool:
+    """Whether a coefficient of the KL in the reward was set, and nothing about whether there is any KL: older releases of verl
+    had no such switch, and took the KL into the reward wherever it was not in the loss."""
+    algorithm = config.algorithm
+    return (
+        "algorithm.kl_ctrl.kl_coef" in config.set_keys
+        and algorithm.kl_ctrl.kl_coef > 0
+        and "algorithm.use_kl_in_reward" not in config.set_keys
+        and not algorithm.use_kl_in_reward
+        and not config.actor_rollout_ref.actor.use_kl_loss
+    )
+
+
 def idle_notices(config: PPOTrainerConfig) -> Iterator[str]:
     """The same as sentences, one for each reason."""
     idle = idle_keys(config)
     for key in _COEFFICIENTS:
         if key in idle and value_of(config, key) == 0:
             del idle[key]
+    if wants_kl_in_reward(config):
+        # `burnish.config.advice` says more of it.
+        idle.pop("algorithm.kl_ctrl.kl_coef", None)
     yield from idle_sentences(config, idle)
 
 
@@ -312,6 +328,8 @@ def _unused_of_data(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     in_order = sampler.class_path is None and not data.shuffle
     if in_order and not data.validation_shuffle and not data.dataloader_num_workers:
         yield "data.seed", f"rows come in the order of the files ({shown(config, 'data.shuffle')})"
+    if data.custom_cls.path is None and sampler.class_path is None:
+        yield "data.custom", "neither the dataset class nor the sampler is of your own"
     if sampler.class_path is not None:
         yield "data.sampler.name", shown(config, "data.sampler.class_path")
     elif sampler.name != "curriculum":

@@ -23,7 +23,7 @@ from burnish.config.build import build
 from burnish.config.checks import check
 from burnish.config.origin import origins, values_of
 from burnish.config.overrides import parse, to_settings
-from burnish.config.settings import Setting, Settings, notices, settings_of
+from burnish.config.settings import Setting, Settings, notices, open_dict, settings_of
 from burnish.config.settle import apply_preset
 from burnish.config.sft import SFTTrainerConfig
 from burnish.config.sft_checks import check_sft, sft_notices
@@ -239,7 +239,10 @@ def _folder(config_path: str | None) -> Path | None:
         return None
     folder = local_paths.expanded(config_path).absolute()
     if not local_paths.is_dir(folder):
-        raise ConfigError(f"--config-path={config_path}: there is no folder {folder}.")
+        raise ConfigError(
+            f"--config-path={config_path}: there is no folder {folder}. It names a folder of your own; what burnish has itself "
+            f"needs none, as --config-name=ppo_trainer."
+        )
     return folder.resolve()
 
 
@@ -348,7 +351,8 @@ def _quoted(text: str) -> str:
 
 
 def _resolve(settings: Settings) -> dict[str, Any]:
-    """One value for each key of the tree: set, followed, or the default; ``${...}`` is looked up.
+    """One value for each key of the tree: set, followed, or the default; ``${...}`` is looked up. And those of the micro-batch
+    sizes that count over all workers.
 
     Raises:
         ConfigError: a reference to a key or environment variable that does not exist.
@@ -363,17 +367,25 @@ def _resolve(settings: Settings) -> dict[str, Any]:
     for path, leaf in leaves.items():
         _insert(tree, path, copy.deepcopy(leaf.default))
     for key, setting in {**settings.inert, **settings.by_key}.items():
-        if key in settings.by_key or (key not in leaves and key not in sections):
+        # What has no effect may be referred to, and is no entry of an open dictionary.
+        of_none = key not in leaves and key not in sections and open_dict(key, settings.tree) is None
+        if key in settings.by_key or of_none:
             _insert(tree, key, copy.deepcopy(setting.value))
     for path, leaf in leaves.items():
         if leaf.follows is not None and is_null(_look_up(tree, path), leaf):
             _insert(tree, path, f"${{{leaf.follows}}}")
+    for key, setting in settings.global_micro_batches.items():
+        _insert(tree, key, setting.value)
+    for name, key in settings.other_names.items():
+        if key in leaves and name not in sections:
+            # References may be to the name that was typed.
+            _insert(tree, name, f"${{{key}}}")
     try:
         root = OmegaConf.create(tree)
     except OmegaConfBaseException as error:
         raise _unreadable(error, settings) from error
     values = {}
-    for path in leaves:
+    for path in (*leaves, *settings.global_micro_batches):
         values[path] = _look_up(tree, path)
         if "${" not in str(values[path]):
             continue
@@ -381,10 +393,10 @@ def _resolve(settings: Settings) -> dict[str, Any]:
             value = OmegaConf.select(root, path, throw_on_resolution_failure=True)
             values[path] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except (OmegaConfBaseException, ValueError) as error:
-            source = path
-            while source not in settings.by_key and leaves[source].follows is not None:
+            source, set_here = path, {**settings.global_micro_batches, **settings.by_key}
+            while source not in set_here and leaves[source].follows is not None:
                 source = str(leaves[source].follows)
-            shown = settings.by_key[source].shown if source in settings.by_key else path
+            shown = set_here[source].shown if source in set_here else path
             raise ConfigError(f"{shown}: the reference cannot be looked up. {str(error).splitlines()[0]}.") from error
     return values
 

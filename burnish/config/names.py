@@ -108,6 +108,11 @@ PLANNED_ROLLOUTS = ("sglang", "trtllm")
 
 REWARD_MANAGERS = ("naive", "dapo", "gdpo", "prime", "batch", "rate_limited", "remote")
 
+# Of `trainer.test_freq` and `trainer.save_freq`.
+IMPOSSIBLE_FREQUENCIES = {
+    "after_each_epoch": "it is a number of steps, and an epoch has as many as data.train_batch_size goes into the rows"
+}
+
 LOGGERS = ("console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 PLANNED_LOGGERS = ("vemlp_wandb", "clearml")
 

@@ -54,7 +54,7 @@ class GlobalProfilerConfig(Section):
     """Steps that are recorded; null: none."""
     profile_continuous_steps: bool = key(False)
     """Record steps that follow each other as one."""
-    save_path: str | None = key(None)
+    save_path: str | None = key(None, is_path=True)
     """Folder of what is recorded; null: `profile` in the run's folder."""
     global_tool_config: GlobalToolConfig = section(GlobalToolConfig)
     """Settings of the tools, for every role that has none of its own."""
@@ -106,7 +106,7 @@ class ProfilerConfig(Section):
     """On all workers."""
     ranks: list[int] = key([], ge=0)
     """On these workers; empty, without `all_ranks`: on the first."""
-    save_path: str | None = key(None, follows=f"{GLOBAL}.save_path")
+    save_path: str | None = key(None, follows=f"{GLOBAL}.save_path", is_path=True)
     """Folder of what is recorded."""
     tool_config: RoleToolConfig = section(RoleToolConfig)
     """Settings of the tools."""

@@ -13,7 +13,7 @@ from burnish.config.section import Section, key, section
 class RewardManagerModuleConfig(Section):
     """The file of your own reward manager."""
 
-    path: str | None = key(None)
+    path: str | None = key(None, is_path=True)
     """Python file, or `pkg://package.module`, that defines the class `reward.reward_manager.name`."""
 
 
@@ -36,7 +36,7 @@ class RewardManagerConfig(Section):
 class CustomRewardFunctionConfig(Section):
     """A reward function of your own."""
 
-    path: str | None = key(None)
+    path: str | None = key(None, is_path=True)
     """Python file that defines it; null: the built-in function that `data.reward_fn_key` chooses."""
     name: str = key("compute_score")
     """Its name in that file."""

@@ -14,7 +14,7 @@ from burnish.config.section import Section, key, section
 class RewardModelModelConfig(Section):
     """How the reward model is loaded, and how texts reach it."""
 
-    input_tokenizer: str | None = key("auto")
+    input_tokenizer: str | None = key("auto", is_path=True)
     """Tokenizer that responses are decoded with before the reward model's own tokenizer and chat template render the
     conversation; auto: the policy's. null: the reward model has the policy's tokenizer and template, and takes ids as they
     are."""
@@ -34,7 +34,7 @@ class RewardModelConfig(Section):
 
     enable: bool = key(False)
     """Score responses by a reward model. Without `function_weight` no reward function is called."""
-    model_path: str | None = key(None)
+    model_path: str | None = key(None, is_path=True)
     """Folder or hub name of the reward model."""
     model: RewardModelModelConfig = section(RewardModelModelConfig)
     """How it is loaded."""

@@ -49,7 +49,8 @@ def check_reward_model(config: PPOTrainerConfig) -> None:
     if own is not None and model.function_weight == 0:
         raise ConfigError(
             f"{shown(config, own)} and {shown(config, f'{_MODEL}.enable')}: the reward model's score is the score, so the "
-            f"function would never be called. Set {_MODEL}.function_weight=1.0 to add its score, or leave it out."
+            f"function would never be called. Set {_MODEL}.function_weight=1.0 to add its score, or leave it out. (A reward "
+            f"model is a sequence classifier; a generative one, which the function would ask, is a judge: reward.judge.url.)"
         )
 
 

@@ -75,7 +75,7 @@ class ServerConfig(Section):
     """Responses that are asked for at once, per worker."""
     max_start_wait_time: float = key(300.0, ge=0)
     """Seconds to wait for a server that is still starting."""
-    weights_dir: str | None = key(None)
+    weights_dir: str | None = key(None, is_path=True)
     """Folder that burnish and the servers see under one name (`/dev/shm/burnish` on one machine), in which trained weights are
     handed to them; null: they keep their own, which is for validation alone."""
 

@@ -24,7 +24,7 @@ class Leaf:
         nullable: whether null is a value.
         default: the value when nobody sets it.
         follows: the absolute name of the key that gives the value when this one is null.
-        choices, planned, impossible, plug_in, blank, bounds: see `burnish.config.section.key`.
+        choices, planned, impossible, plug_in, blank, is_path, bounds: see `burnish.config.section.key`.
     """
 
     root: Any
@@ -39,6 +39,7 @@ class Leaf:
     impossible: dict[str, str]
     plug_in: bool
     blank: bool
+    is_path: bool
     bounds: dict[str, float]
 
     def accepts(self, kind: type) -> bool:

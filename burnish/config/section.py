@@ -11,6 +11,11 @@ class Section:
 
     __slots__ = ()
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a key, ``default`` where there is none of that name: for code of a user's own that takes the section for
+        a dictionary."""
+        return getattr(self, name, default)
+
 
 S = TypeVar("S", bound=Section)
 
@@ -24,6 +29,7 @@ def key(
     impossible: Mapping[str, str] | None = None,
     plug_in: bool = False,
     blank: bool = False,
+    is_path: bool = False,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -40,6 +46,7 @@ def key(
         impossible: names that mean something in the field and will not exist in burnish, with the reason.
         plug_in: whether ``package.module:attribute`` is allowed besides the choices.
         blank: whether an empty text is a value, or white space alone an item of a list of text.
+        is_path: whether text names a file or a folder, unless it is a name of the hub or a URL: ``~`` in it is replaced.
         ge, gt, le, lt: bounds of a number, or of every number of a list.
     """
     rules = {
@@ -49,6 +56,7 @@ def key(
         "impossible": dict(impossible or {}),
         "plug_in": plug_in,
         "blank": blank,
+        "is_path": is_path,
         "bounds": {
             name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le), ("lt", lt)) if bound is not None
         },

@@ -69,12 +69,14 @@ class Settings:
         by_key: the last setting of each key of the tree (or entry of an open dictionary).
         global_micro_batches: settings of micro-batch sizes that count over all workers.
         inert: accepted settings of keys that the tree does not have.
+        other_names: that were typed, with the keys that they are names of.
     """
 
     tree: Tree = RL
     by_key: dict[str, Setting] = field(default_factory=dict)
     global_micro_batches: dict[str, Setting] = field(default_factory=dict)
     inert: dict[str, Setting] = field(default_factory=dict)
+    other_names: dict[str, str] = field(default_factory=dict)
 
     def apply(self, layer: list[Setting]) -> None:
         """Puts a layer (a file, or the command line) over what was set before.
@@ -87,15 +89,27 @@ class Settings:
             if setting.delete:
                 self._delete(setting)
                 continue
+            if setting.key.endswith("._target_"):
+                # Files for verl mark their sections with the class of each.
+                continue
             judged = judge(setting, self.tree)
             if judged is None:
                 self.inert[setting.key] = setting
                 continue
+            if judged.typed != judged.key:
+                self.other_names[judged.typed] = judged.key
+                if is_interpolation(judged.value) and judged.key in judged.value:
+                    # It follows the key itself, as in files that have both names.
+                    continue
             other = in_layer.get(judged.key)
             if other is not None and other.typed != judged.typed and other.value != judged.value:
-                raise ConfigError(
-                    f"{other.shown} and {judged.shown} are two names of {judged.key} and differ. Set one of them."
-                )
+                if is_interpolation(judged.value):
+                    # What it comes to is not known yet; the name with a value of its own counts.
+                    continue
+                if not is_interpolation(other.value):
+                    raise ConfigError(
+                        f"{other.shown} and {judged.shown} are two names of {judged.key} and differ. Set one of them."
+                    )
             in_layer[judged.key] = judged
             if judged.key in self.tree.rules.global_micro_batches:
                 self.global_micro_batches[judged.key] = judged
@@ -122,16 +136,19 @@ def judge(setting: Setting, tree: Tree = RL) -> Setting | None:
         ConfigError: the key is unknown, refused, or a section that is given a plain value.
     """
     key = setting.key
-    if key in tree.sections:
-        return _judge_section(setting, tree)
     leaves, refusal = tree.leaves, rules.lookup(key, tree.rules.refused)
     if isinstance(refusal, rules.Refusal) and not refusal.allows(setting.value) and not is_interpolation(setting.value):
         harmless = f", or set {show(refusal.nearest(setting.value))}" if refusal.harmless else ""
         raise ConfigError(f"{setting.shown} is refused: {refusal.reason}. Leave it out{harmless}.")
-    if key in leaves or key in tree.rules.global_micro_batches or open_dict(key, tree) is not None:
-        # Older names have null where the key of today has another way to say "not set".
-        renamed_null = setting.value is None and setting.typed != key and key in leaves and not leaves[key].nullable
-        return None if renamed_null else setting
+    if key in tree.sections:
+        return None if refusal is not None else _judge_section(setting, tree)
+    # An entry of an open dictionary may be one that nothing here reads.
+    is_open = open_dict(key, tree) is not None and key not in tree.rules.no_effect
+    if key in leaves or key in tree.rules.global_micro_batches or is_open:
+        # Older names have null where the key of today has another way to say "not set", and so have some older files.
+        may_be_null = setting.typed != key or key in tree.rules.once_null
+        unset = setting.value is None and may_be_null and key in leaves and not leaves[key].nullable
+        return None if unset else setting
     if refusal is None and rules.lookup(key, tree.rules.no_effect) is None:
         raise unknown_key(setting, tree)
     return None
@@ -194,12 +211,13 @@ def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
     suggestions = suggest(setting.typed, tree)
     if suggestions:
         message += f" Did you mean {' or '.join(suggestions)}?"
-    elif setting.typed.partition(".")[0] not in tree.sections:
+    elif setting.key.partition(".")[0] not in tree.sections:
         message += f" Keys begin with {', '.join(name for name in tree.sections if '.' not in name)}."
     else:
         message += f" {tree.page} lists all keys."
     for section, whose, home in tree.own_keys:
-        if setting.key.startswith(section):
+        # A neighbour that looks like it is what was meant.
+        if setting.key.startswith(section) and parent not in [key.rpartition(".")[0] for key in suggestions]:
             message += f" Keys of your own {whose} go below {home}."
     return ConfigError(message)
 

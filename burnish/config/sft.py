@@ -16,10 +16,10 @@ from burnish.config.trainer import RayKwargsConfig, TrainerConfig
 class SFTDataConfig(Section):
     """The rows to learn, and how they are cut into batches."""
 
-    train_files: list[str] = key([])
+    train_files: list[str] = key([], is_path=True)
     """What to train on: files (parquet, jsonl, json, csv; the last three also as .gz), patterns, folders, data sets of the
     hub as `org/name:configuration:split`."""
-    val_files: list[str] = key([])
+    val_files: list[str] = key([], is_path=True)
     """What to validate on, likewise; null: no validation."""
     train_max_samples: int = key(-1, ge=-1)
     """Rows of the training data that are used; -1: all."""
@@ -68,10 +68,12 @@ class SFTDataConfig(Section):
     """Processes that read rows ahead; 0: the driver itself."""
     render_workers: int = key(1, ge=1)
     """Processes that render the conversations of a large set (more than 20,000 rows)."""
-    cache_dir: str | None = key(None)
+    cache_dir: str | None = key(None, is_path=True)
     """Folder where rendered data sets are kept for the next run with the same files, tokenizer and keys; null: nowhere."""
     custom_cls: CustomClassConfig = section(CustomClassConfig)
     """A dataset class of your own."""
+    custom: dict[str, Any] = key({})
+    """Keys of your own dataset class (`data.custom.alpha=0.3`); it reads them as `config.custom["alpha"]`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,8 +89,8 @@ class SFTRunConfig(TrainerConfig):
     `save_freq` says."""
     keep_best_mode: str = key("min", choices=("max", "min"))
     """Whether much or little of `keep_best` is good."""
-    max_actor_ckpt_to_keep: int | None = key(None, ge=1)
-    """Newest checkpoints that are kept; null: all."""
+    max_actor_ckpt_to_keep: int | None = key(None, ge=0)
+    """Newest checkpoints that are kept; null or 0: all."""
     # What only reinforcement learning has.
     critic_warmup: int = not_a_key(lambda: 0)
     log_val_generations: int = not_a_key(lambda: 0)

@@ -99,7 +99,17 @@ def sft_idle_keys(config: SFTTrainerConfig) -> dict[str, str]:
 def sft_notices(config: SFTTrainerConfig) -> list[str]:
     """The same as sentences, one for each reason."""
     cut = without_size(config, "data.use_dynamic_bsz", "data.micro_batch_size_per_gpu")
-    return [*idle_sentences(config, sft_idle_keys(config)), *cut]
+    return [*idle_sentences(config, sft_idle_keys(config)), *cut, *_older_schedule(config)]
+
+
+def _older_schedule(config: SFTTrainerConfig) -> Iterator[str]:
+    """What was the default of the trainer that a script was written for, as the name of its model tells."""
+    defaults = {"lr_scheduler_type": "cosine", "lr_warmup_steps_ratio": "0.1", "betas": "[0.9,0.95]"}
+    missing = {f"optim.{name}": value for name, value in defaults.items() if f"optim.{name}" not in config.set_keys}
+    if missing and config.set_keys.get("model.path", "").startswith("model.partial_pretrain="):
+        there = " ".join(f"{key}={value}" for key, value in missing.items())
+        here = ", ".join(shown(config, key) for key in missing)
+        yield f"A script with model.partial_pretrain counts on defaults that are none here ({here}): set {there}."
 
 
 def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -111,6 +121,8 @@ def _unused(config: SFTTrainerConfig) -> Iterator[tuple[str, str]]:
         )
     else:
         yield "data.max_token_len_per_gpu", f"micro-batches are cut by {shown(config, 'data.micro_batch_size_per_gpu')}"
+    if data.custom_cls.path is None:
+        yield "data.custom", "there is no dataset class of your own (data.custom_cls.path)"
     if data.response_key is not None:
         yield "data.messages_key", f"rows have one answer ({shown(config, 'data.response_key')})"
     if not data.shuffle and not data.num_workers:

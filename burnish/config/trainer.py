@@ -8,7 +8,7 @@ from burnish.config.actor_rollout_ref import ActorRolloutRefConfig
 from burnish.config.algorithm import AlgoConfig
 from burnish.config.critic import FSDPCriticConfig
 from burnish.config.data import DataConfig
-from burnish.config.names import LOGGERS, PLANNED_LOGGERS
+from burnish.config.names import IMPOSSIBLE_FREQUENCIES, LOGGERS, PLANNED_LOGGERS
 from burnish.config.profiler import GlobalProfilerConfig
 from burnish.config.reward import RewardConfig
 from burnish.config.section import Section, key, not_a_key, section
@@ -22,7 +22,7 @@ class TrainerConfig(Section):
     """Groups runs in loggers and folders."""
     experiment_name: str = key("gsm8k")
     """Names the run."""
-    default_local_dir: str = key("checkpoints/${trainer.project_name}/${trainer.experiment_name}")
+    default_local_dir: str = key("checkpoints/${trainer.project_name}/${trainer.experiment_name}", is_path=True)
     """Folder of checkpoints, metrics and the configuration of the run."""
     seed: int = key(42, ge=0, le=2**32 - 1)
     """Decides everything random: order of the data, sampling, initialisation."""
@@ -57,15 +57,15 @@ class TrainerConfig(Section):
     as `logger` names the console, live on a terminal, plain in files and where CI, NO_COLOR or TERM=dumb is set."""
     log_val_generations: int = key(0, ge=0)
     """Validation samples that are shown each time, on the console and in the tables of loggers that have any."""
-    rollout_data_dir: str | None = key(None)
+    rollout_data_dir: str | None = key(None, is_path=True)
     """Folder for every training response: two files a step, `N.jsonl` to read and `N.tokens.parquet` with the log-probs and the
     advantage of every token. `replay_rollouts` trains from it."""
     sample_rollouts: int = key(8, ge=0)
     """Training responses of each step that are kept to look at, in `rollouts/` of the run's folder, where `rollout_data_dir` is
     null; whole groups first. 0: none."""
-    validation_data_dir: str | None = key(None)
+    validation_data_dir: str | None = key(None, is_path=True)
     """Folder for every validation response, one JSON-lines file a validation."""
-    replay_rollouts: str | None = key(None)
+    replay_rollouts: str | None = key(None, is_path=True)
     """A `rollout_data_dir` of another run, whose responses are trained on instead of sampling any: for the same prompts, steps
     and tokenizer."""
     replay_rewards: str = key("stored", choices=("stored", "compute"))
@@ -74,9 +74,9 @@ class TrainerConfig(Section):
     """Validate before the first step."""
     val_only: bool = key(False)
     """Validate and stop."""
-    test_freq: int = key(-1, ge=-1)
+    test_freq: int = key(-1, ge=-1, impossible=IMPOSSIBLE_FREQUENCIES)
     """Steps between validations, the last step has one too; -1 or 0: none but the one of `val_before_train`."""
-    save_freq: int = key(-1, ge=-1)
+    save_freq: int = key(-1, ge=-1, impossible=IMPOSSIBLE_FREQUENCIES)
     """Steps between checkpoints, the last step has one too, and a run that is stopped; -1 or 0: none."""
     on_save_error: str = key("warn", choices=("warn", "raise"))
     """When the disk does not take a checkpoint. warn: train on and try again (the last step's save still has to succeed);
@@ -89,13 +89,13 @@ class TrainerConfig(Section):
     resume_mode: str = key("auto", choices=("auto", "disable", "resume_path", "must"))
     """auto: go on from the newest checkpoint if there is one; must: there has to be one; resume_path: from
     `resume_from_path`."""
-    resume_from_path: str | None = key(None)
+    resume_from_path: str | None = key(None, is_path=True)
     """Checkpoint folder (global_step_N) of resume_mode=resume_path."""
-    max_actor_ckpt_to_keep: int | None = key(None, ge=1)
-    """Newest checkpoints that are kept, each with the policy and the critic; null: all."""
-    max_critic_ckpt_to_keep: int | None = key(None, ge=1)
-    """Newest checkpoints that keep their critic; older ones have the policy only, and are not resumed from. null: all."""
-    default_hdfs_dir: str | None = key(None)
+    max_actor_ckpt_to_keep: int | None = key(None, ge=0)
+    """Newest checkpoints that are kept, each with the policy and the critic; null or 0: all."""
+    max_critic_ckpt_to_keep: int | None = key(None, ge=0)
+    """Newest checkpoints that keep their critic; older ones have the policy only, and are not resumed from. null or 0: all."""
+    default_hdfs_dir: str | None = key(None, is_path=True)
     """Where each checkpoint is also copied to, in the background: any URL that fsspec knows (s3://, gs://, hdfs://). A run that
     finds none in `default_local_dir` resumes from there."""
     del_local_ckpt_after_load: bool = key(False)

@@ -56,6 +56,7 @@ RL = Tree(
         ("algorithm.", "estimator", "algorithm.custom"),
         ("actor_rollout_ref.actor.policy_loss.", "policy loss", "actor_rollout_ref.actor.policy_loss.custom"),
         ("reward.reward_kwargs.", "reward manager", "reward.reward_kwargs.custom"),
+        ("data.", "dataset or sampler", "data.custom"),
     ),
 )
 SFT = Tree(
@@ -64,6 +65,7 @@ SFT = Tree(
     rules=rules.SFT,
     recipes=_RECIPES / "sft",
     base_name="sft_trainer",
+    own_keys=(("data.", "dataset", "data.custom"),),
 )
 
 

@@ -116,6 +116,8 @@ def _to_type(value: Any, leaf: Leaf, shown: str, text: str | None) -> Any:
         shown, kinds = f"{shown}: item {show(value)}", (leaf.item_type,)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{shown}: the value must be finite. {allowed(leaf)}")
+    if isinstance(value, str) and value in leaf.impossible:
+        raise ConfigError(f"{shown} is refused: {leaf.impossible[value]}. {allowed(leaf)}")
     given, wanted = _KIND_NAMES.get(type(value), "this"), " or ".join(_KIND_NAMES[kind] for kind in kinds)
     raise ConfigError(f"{shown}: {given} is given where {wanted} belongs. {allowed(leaf)}")
 

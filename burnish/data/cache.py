@@ -1,12 +1,9 @@
 """Rendered data sets on disk, found again by the content of everything that they are made of."""
 
-import contextlib
 import datetime
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,9 @@ from burnish.data import hub
 from burnish.data.files import Source
 from burnish.data.prepare import PreparedRow, RowPreparer
 from burnish.data.problems import Place
+from burnish.utils import local_paths
+from burnish.utils.errors import ConfigError
+from burnish.utils.json_lines import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def file_of(
             continue
         with source.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return Path(folder).expanduser() / f"{digest.hexdigest()[:40]}.burnish-rows"
+    return local_paths.expanded(folder) / f"{digest.hexdigest()[:40]}.burnish-rows"
 
 
 def _tokenizer_bytes(tokenizer: PreTrainedTokenizerBase) -> bytes:
@@ -142,15 +142,11 @@ def write_table(file: Path, table: Sequence[Any], ids: Sequence[np.ndarray]) -> 
     text = json.dumps(table, ensure_ascii=False).encode()
     numbers = (np.concatenate(ids) if ids else np.zeros(0, dtype=np.int32)).tobytes()
     content = str(len(text)).encode() + b"\n" + text + numbers
-    temporary = None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-        os.replace(temporary, file)
+        with replacing(file) as temporary:
+            temporary.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    except ConfigError:
+        # Another process is writing the same rows just now.
+        return
     except OSError as error:
         logger.warning("data.cache_dir=%s: the rendered data set cannot be kept: %s.", file.parent, error)
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)

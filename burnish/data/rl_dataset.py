@@ -51,8 +51,8 @@ class RLHFDataset(PreparedDataset[PreparedRow]):
         data_files: what ``data.train_files`` may be: one name or several; or such a thing for each name of a set.
         tokenizer: renders the prompts.
         config: the ``data`` section.
-        max_samples: read at most the first so many rows (of each set that has a name); -1: all.
         processor: accepted for dataset classes written for multimodal models; must be None here.
+        max_samples: read at most the first so many rows (of each set that has a name); -1: all.
         key: the configuration key that named the files, for messages; ``data.val_files``: no row is left out, however long
             its prompt (see `burnish.data.prepare.length_policy`).
 
@@ -69,8 +69,8 @@ class RLHFDataset(PreparedDataset[PreparedRow]):
         data_files: Files | Mapping[str, Files],
         tokenizer: PreTrainedTokenizerBase,
         config: DataConfig,
-        max_samples: int = -1,
         processor: object | None = None,
+        max_samples: int = -1,
         *,
         key: str = "data.train_files",
     ) -> None:
@@ -187,6 +187,26 @@ def preparer_of(config: DataConfig, tokenizer: PreTrainedTokenizerBase, split: S
     return RowPreparer(tokenizer, config, load_tools(config.tool_config_path), length_policy(config, split))
 
 
+# Methods of verl's class of this name by which a subclass changes what is read. Nothing here would call them.
+_NOT_CALLED = ("_download", "_read_files_and_tokenize", "maybe_filter_out_long_prompts", "_build_messages")
+
+
+def _check_overridden(cls: Any) -> None:
+    """A subclass of `RLHFDataset` changes rows where its author means to.
+
+    Raises:
+        ConfigError: it does so in a method that is never called.
+    """
+    is_ours = isinstance(cls, type) and issubclass(cls, RLHFDataset)
+    found = [name for name in _NOT_CALLED if is_ours and hasattr(cls, name)]
+    if found:
+        raise ConfigError(
+            f"data.custom_cls.name={cls.__name__}: {' and '.join(found)} would never be called, since RLHFDataset reads and "
+            f"renders every row by itself when it is made. Change the rows beforehand, in the file or in an __init__ that hands "
+            f"files of changed rows on; or make a torch.utils.data.Dataset whose rows have input_ids and index (docs/data.md)."
+        )
+
+
 def create_rl_dataset(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
@@ -197,7 +217,7 @@ def create_rl_dataset(
     """The training or validation set: of ``rows`` if given, else of ``data.train_files`` or ``data.val_files``.
 
     Files are read by `RLHFDataset`, or by the class that ``data.custom_cls`` names. It is called with the keywords
-    ``data_files, tokenizer, config, max_samples, processor``; it must be a ``torch.utils.data.Dataset`` whose rows have
+    ``data_files, tokenizer, config, processor, max_samples``; it must be a ``torch.utils.data.Dataset`` whose rows have
     ``input_ids`` and ``index``. A method ``on_batch_end(batch)`` of it is called with every step's batch.
 
     Returns:
@@ -217,10 +237,11 @@ def create_rl_dataset(
     custom = config.custom_cls
     if custom.path is None:
         by_name = {name: names for name, names in named_sets(files).items() if name is not None}
-        return RLHFDataset(by_name or files or [], tokenizer, config, max_samples, key=key)
+        return RLHFDataset(by_name or files or [], tokenizer, config, max_samples=max_samples, key=key)
     cls = load_class(
         custom.path, custom.name, Dataset, path_key="data.custom_cls.path", name_key="data.custom_cls.name"
     )
+    _check_overridden(cls)
     # A class of the user's own that is a subclass of ours learns from the key that nothing is to be left out.
     ours = (
         {"key": key}

@@ -3,6 +3,7 @@
 import bisect
 import heapq
 import itertools
+import operator
 from collections.abc import Sequence
 
 from burnish.utils.errors import ConfigError
@@ -156,33 +157,31 @@ def _best_fit(groups: list[_Piece], bound: int, expected: int) -> list[list[_Pie
         if size <= bound and (len(micro_batches) < expected or len(group.rows) == 1):
             put(group, *open_one())
             continue
-        rest = group
-        while rest.rows:
+        rows, own = list(group.rows), list(group.own)
+        while rows:
             is_new = len(micro_batches) < expected or not free
             room, index = open_one() if is_new else free.pop()
-            piece, rest = _fill(rest, room)
+            piece = _take_fitting(group.prompt, rows, own, room)
             if not piece.rows:
                 bisect.insort(free, (room, index))
                 room, index = open_one()
-                piece, rest = _fill(rest, room)
+                piece = _take_fitting(group.prompt, rows, own, room)
             put(piece, room, index)
     return micro_batches
 
 
-def _fill(group: _Piece, room: int) -> tuple[_Piece, _Piece]:
-    """The rows of the group, longest first, that fit into ``room`` with their prompt, and the others."""
-    room -= group.prompt
+def _take_fitting(prompt: int, rows: list[int], own: list[int], room: int) -> _Piece:
+    """Takes the rows that fit into ``room`` with their prompt out of ``rows``, the longest first, and ``own`` likewise."""
+    room -= prompt
     taken: list[int] = []
-    for place, own in enumerate(group.own):
-        if own <= room:
-            taken.append(place)
-            room -= own
-    rest = sorted(set(range(len(group.own))).difference(taken))
-    fitting, others = (
-        _Piece(group.prompt, [group.rows[place] for place in places], [group.own[place] for place in places])
-        for places in (taken, rest)
-    )
-    return fitting, others
+    lengths: list[int] = []
+    place = 0
+    # They lie in order of length: where all rows of a batch have one prompt, this is asked for once for each micro-batch.
+    while (place := bisect.bisect_left(own, -room, place, key=operator.neg)) < len(own):
+        taken.append(rows.pop(place))
+        lengths.append(own.pop(place))
+        room -= lengths[-1]
+    return _Piece(prompt, taken, lengths)
 
 
 def _cut(pieces: list[_Piece], number: int) -> list[_Piece]:

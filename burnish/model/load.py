@@ -25,7 +25,7 @@ from burnish.model.attention import ATTENTION_NAME, PackedContext
 from burnish.model.head import head_logits, logit_transform
 from burnish.model.hub_progress import hub_progress
 from burnish.model.verl_shards import load_verl_model
-from burnish.utils import local_paths, storage
+from burnish.utils import hub, local_paths, storage
 from burnish.utils.errors import CheckpointError, ModelError
 from burnish.utils.model_folder import config_folder, is_verl_folder
 
@@ -47,13 +47,15 @@ def load_config(
         path: of the model: a folder, a URL (`burnish.utils.storage`), or a name of the hub.
 
     Raises:
-        ModelError: there is no configuration, or a key that it does not have is overridden.
+        ModelError: there is no configuration, neither the hub nor the cache has it, or a key that it does not have is overridden.
         StorageError: what a URL names cannot be fetched.
     """
     path = storage.localize(path)
     folder = local_paths.expanded(path)
     if path.startswith(("/", "./", "../", "~")) and not folder.is_dir():
         raise ModelError(f"Model path {path!r} does not exist. Give a folder in Hugging Face format or a hub name.")
+    # A worker may be on another machine than the driver that asked before.
+    hub.check_model(path, weights=False)
     try:
         config = AutoConfig.from_pretrained(config_folder(str(folder)), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -61,7 +63,8 @@ def load_config(
     for key, value in (override_config or {}).items():
         if key in _RESERVED:
             raise ModelError(
-                f"override_config.{key} cannot be set: attention is burnish's own and dtype is an engine key."
+                f"override_config.{key} cannot be set: attention is burnish's own, and the precision is fsdp_config.dtype. "
+                f"Leave it out."
             )
         if not hasattr(config, key):
             # Scripts for several models switch off every dropout that one of them may have.

@@ -15,7 +15,7 @@ from burnish.render.prompt import (
 )
 from burnish.render.show import marked_text
 from burnish.render.template_check import TemplateCheck, check_template
-from burnish.render.tokenizer import load_tokenizer, read_chat_template, set_pad_token
+from burnish.render.tokenizer import load_tokenizer, read_chat_template, set_pad_token, tokenizer_of
 from burnish.render.truncation import TRUNCATION_POLICIES, truncate
 
 __all__ = [
@@ -39,5 +39,6 @@ __all__ = [
     "set_pad_token",
     "shows_tools",
     "template_markers",
+    "tokenizer_of",
     "truncate",
 ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from burnish.config import HFModelConfig
 from burnish.utils import hub, local_paths, storage
 from burnish.utils.errors import ModelError
 from burnish.utils.foreign_code import Caught
@@ -55,6 +56,19 @@ def load_tokenizer(
         _check_syntax(tokenizer, chat_template)
     set_pad_token(tokenizer)
     return tokenizer
+
+
+def tokenizer_of(model: HFModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model that a run trains, as its section of the configuration says.
+
+    Raises:
+        ModelError, StorageError: as `load_tokenizer`.
+    """
+    return load_tokenizer(
+        model.tokenizer_path or model.path,
+        trust_remote_code=model.trust_remote_code,
+        chat_template=model.custom_chat_template,
+    )
 
 
 def _check_syntax(tokenizer: PreTrainedTokenizerBase, named: str) -> None:

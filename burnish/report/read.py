@@ -11,7 +11,7 @@ import yaml
 
 from burnish.config.origin import ORIGIN_FILE
 from burnish.config.schema import leaves
-from burnish.report.rollouts import Dumps
+from burnish.report.rollouts import Dumps, stamp_of
 from burnish.report.series import Series, is_number
 from burnish.report.tail import Tail
 from burnish.utils import local_paths
@@ -46,7 +46,7 @@ class RunFolder:
         self.path = path
         self.name = path.name
         self._metrics = Tail(path / METRICS_FILE)
-        self._events = Tail(path / EVENTS_FILE)
+        self._events = Tail(path / EVENTS_FILE, redact)
         self.series = Series([])
         self.dumps: dict[str, Dumps] = {}
         self._problems: list[str] = []
@@ -62,7 +62,7 @@ class RunFolder:
             self.series = Series(self._metrics.rows)
         # Signs of life come all the time and change nothing but the status.
         self.heartbeat = _json_file(self.path / HEARTBEAT_FILE)
-        seen = tuple(_stamp(self.path / name) for name in (CONFIG_FILE, ORIGIN_FILE))
+        seen = tuple(stamp_of(self.path / name) for name in (CONFIG_FILE, ORIGIN_FILE))
         if seen != self._seen:
             self._seen, changed = seen, True
             self._problems = []
@@ -77,7 +77,7 @@ class RunFolder:
     @property
     def events(self) -> list[dict[str, Any]]:
         """In the order in which they were written, secrets hidden."""
-        return [redact(event) for event in self._events.rows]
+        return self._events.rows
 
     @property
     def notes(self) -> list[str]:
@@ -161,11 +161,12 @@ class RunFolder:
             found.append({"path": folder.name, "what": "checkpoint", "bytes": size})
         profiles = {self.path / name: what for name, what in _OTHER_FOLDERS.items()}
         if saved := self.key("global_profiler.save_path"):
-            profiles.setdefault(Path(str(saved)).expanduser(), _OTHER_FOLDERS["profile"])
+            profiles.setdefault(local_paths.expanded(str(saved)), _OTHER_FOLDERS["profile"])
         for folder, what in profiles.items():
             files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
             for file in files[:_MOST_FILES]:
-                found.append({"path": os.path.relpath(file, self.path), "what": what, "bytes": file.stat().st_size})
+                _, size = stamp_of(file) or (None, None)
+                found.append({"path": os.path.relpath(file, self.path), "what": what, "bytes": size})
             if len(files) > _MOST_FILES:
                 more = f"{len(files) - _MOST_FILES} more in {os.path.relpath(folder, self.path)}"
                 found.append({"path": more, "what": what, "bytes": None})
@@ -175,9 +176,9 @@ class RunFolder:
         """The tokenizer of the run's policy, where it lies on this computer."""
         sections = ("actor_rollout_ref.model", "model")
         names = [self.key(f"{section}.{name}") for section in sections for name in ("tokenizer_path", "path")]
-        folders = [Path(str(name)).expanduser() for name in names if name]
+        folders = [local_paths.expanded(str(name)) for name in names if name]
         folders += [folder / "actor" for folder in sorted(self.path.glob("global_step_*"), key=_number, reverse=True)]
-        cache = Path(os.path.expanduser("~/.cache/huggingface/hub"))
+        cache = local_paths.expanded("~/.cache/huggingface/hub")
         for name in names:
             if name and str(name).count("/") == 1:
                 folders += sorted(cache.glob(f"models--{str(name).replace('/', '--')}/snapshots/*"))
@@ -190,7 +191,7 @@ class RunFolder:
             ("validation", "validation", "validation_data_dir"),
         ):
             chosen = self.key(f"trainer.{key}")
-            places = [Path(str(chosen)).expanduser(), self.path / Path(str(chosen)).name] if chosen else []
+            places = [local_paths.expanded(str(chosen)), self.path / Path(str(chosen)).name] if chosen else []
             places.append(self.path / name)
             # A run that was moved has its dumps beside its metrics, wherever the key points to.
             folders[kind] = next((place for place in places if place.is_dir()), places[-1])
@@ -245,14 +246,6 @@ def _flat(values: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [
         pair for name, value in values.items() for pair in _flat(value, f"{prefix}.{name}" if prefix else str(name))
     ]
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
 
 
 def _number(folder: Path) -> int:

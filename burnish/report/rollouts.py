@@ -84,9 +84,9 @@ class Dumps:
         found = {}
         for path in self.folder.glob("*.jsonl") if self.folder.is_dir() else ():
             match = _STEP_FILE.match(path.name)
-            if match:
-                status = path.stat()
-                found[int(match[1])] = (status.st_mtime_ns, status.st_size)
+            # Nothing where it is gone already, as when a run sets aside what it is going to write anew.
+            if match and (stamp := stamp_of(path)) is not None:
+                found[int(match[1])] = stamp
         changed = [step for step, stamp in found.items() if self._stamps.get(step) != stamp]
         gone = [step for step in self._stamps if step not in found]
         for step in gone:
@@ -153,6 +153,15 @@ class Dumps:
             found = []
             self.problems.append(str(error))
         return found or [{}] * len(rows)
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """Two looks at a file have found the same content where they have found the same stamp; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
 """Reads what was appended to a file of JSON lines since the last look."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ class Tail:
     Attributes:
         rows: the objects of all whole lines, in their order.
         num_broken: lines that are no JSON object.
+
+    Args:
+        shown: makes of an object what ``rows`` has of it, once, when it is read; None: it is taken as it is.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> None:
         self.path = path
+        self._shown = shown
         self.rows: list[dict[str, Any]] = []
         self.num_broken = 0
         self._offset = 0
@@ -28,7 +34,8 @@ class Tail:
         except OSError:
             return self._forget()
         with file:
-            status = self.path.stat()
+            # Of what was opened: another file may have its name by now, or none.
+            status = os.fstat(file.fileno())
             is_other = self._file_id not in (None, (status.st_dev, status.st_ino)) or status.st_size < self._offset
             # A file that was written anew under the same name may have the same number and more bytes.
             is_other = is_other or not self._continues(file)
@@ -57,7 +64,7 @@ class Tail:
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
-            self.rows.append(row)
+            self.rows.append(row if self._shown is None else self._shown(row))
         else:
             self.num_broken += 1
 

@@ -185,6 +185,36 @@ def check_score_function(
     Raises:
         ConfigError: it is not callable or takes other arguments.
     """
+    keywords: dict[str, Any] = {"data_source": "", "solution_str": "", "ground_truth": None, "extra_info": {}}
+    check_takes(
+        function,
+        keywords,
+        reward_kwargs,
+        name,
+        f"a reward function is called with the keywords data_source, solution_str, ground_truth and extra_info"
+        f"{' and those of reward_kwargs' if reward_kwargs else ''}",
+        "take the rest as **kwargs",
+    )
+
+
+def check_takes(
+    function: Any,
+    keywords: Mapping[str, Any],
+    reward_kwargs: Mapping[str, Any] | None,
+    name: str,
+    how_called: str,
+    way_out: str,
+) -> None:
+    """Checks that ``function`` can be called with ``keywords`` and ``reward_kwargs``, which may not be the same.
+
+    Args:
+        name: of the function, for messages.
+        how_called: in words.
+        way_out: what can be done beside giving its parameters these names.
+
+    Raises:
+        ConfigError: it is not callable or takes other arguments.
+    """
     if not callable(function):
         raise ConfigError(f"{name}: this is {type(function).__name__}, not a function.")
     try:
@@ -193,12 +223,10 @@ def check_score_function(
         # Some builtins do not say what they take.
         return
     try:
-        signature.bind(data_source="", solution_str="", ground_truth=None, extra_info={}, **(reward_kwargs or {}))
+        signature.bind(**keywords, **(reward_kwargs or {}))
     except TypeError as error:
         raise ConfigError(
-            f"{name}: a reward function is called with the keywords data_source, solution_str, ground_truth and "
-            f"extra_info{' and those of reward_kwargs' if reward_kwargs else ''}, but this one is {signature}: "
-            f"{error}. Name its parameters so, or take the rest as **kwargs."
+            f"{name}: {how_called}, but this one is {signature}: {error}. Name its parameters so, or {way_out}."
         ) from error
 
 

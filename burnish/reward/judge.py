@@ -23,7 +23,8 @@ from burnish.reward.http import JsonClient, RequestError
 from burnish.reward.judge_template import compiled_template, template_text
 from burnish.utils.errors import ConfigError, RewardError
 
-DEFAULT_PATTERN = r"(?i)score\**\s*[:=]\s*\**\s*([-+]?\d+(?:\.\d+)?)"
+# Possessive: blanks without a number behind them are looked through once.
+DEFAULT_PATTERN = r"(?i)score\**+\s*+[:=]\s*+\**+\s*+([-+]?\d+(?:\.\d+)?)"
 _KEY = "reward.judge"
 _SHOWN = 300  # Characters of the judge's answer that are shown in an error.
 

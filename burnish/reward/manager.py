@@ -1,10 +1,12 @@
 """The door to reward managers: which one, and with which function."""
 
 import functools
+import inspect
 
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config.reward import RewardConfig, RewardManagerConfig
+from burnish.protocol import DataProto
 from burnish.reward.compute_score import ScoreFunction, default_compute_score, get_custom_reward_fn
 from burnish.reward.judge import Judge
 from burnish.reward.managers.base import (
@@ -20,9 +22,10 @@ from burnish.reward.managers.naive import NaiveRewardManager
 from burnish.reward.managers.prime import PrimeRewardManager
 from burnish.reward.managers.rate_limited import RateLimitedRewardManager
 from burnish.reward.managers.remote import RemoteRewardManager
+from burnish.reward.result import RewardResult
 from burnish.reward.sandbox.limits import sandbox_settings
 from burnish.reward.weighted import get_weighted_reward_fn
-from burnish.utils.errors import ConfigError
+from burnish.utils.errors import ConfigError, RewardError
 from burnish.utils.extern import load_attribute
 
 __all__ = [
@@ -84,7 +87,35 @@ def load_reward_manager(
     """
     function = compute_score or reward_function(config)
     manager_cls = _manager_class(config.reward_manager)
-    return manager_cls(tokenizer=tokenizer, compute_score=function, config=config, num_examine=num_examine)
+    given = {"tokenizer": tokenizer, "compute_score": function, "config": config, "num_examine": num_examine}
+    asked = f"reward.reward_manager.name={config.reward_manager.name}"
+    try:
+        inspect.signature(manager_cls).bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"{asked}: a manager is made with {', '.join(given)}, but for this one {error}.") from error
+    manager = manager_cls(**given)
+    if not callable(manager):
+        raise ConfigError(
+            f"{asked}: {type(manager).__name__} has no __call__. A manager is called with a batch and returns a "
+            f"burnish.reward.RewardResult; a subclass of NaiveRewardManager does."
+        )
+    return manager
+
+
+def result_of(manager: RewardManager, batch: DataProto) -> RewardResult:
+    """What a manager, which may be the user's own, makes of a batch.
+
+    Raises:
+        RewardError: it is no `RewardResult`.
+    """
+    result = manager(batch)
+    if not isinstance(result, RewardResult):
+        raise RewardError(
+            f"The reward manager {type(manager).__name__} returned {type(result).__name__}, and a burnish.reward.RewardResult "
+            f"is wanted: token_level_scores [batch, response] and valid [batch]. A subclass of NaiveRewardManager makes it of "
+            f"what compute_score returns."
+        )
+    return result
 
 
 def _manager_class(config: RewardManagerConfig) -> RewardManagerFactory:

@@ -42,6 +42,9 @@ def to_result(scores: Sequence[Score], response_mask: torch.Tensor) -> RewardRes
     extras: dict[str, np.ndarray] = {}
     for i, score in enumerate(scores):
         for name, value in score.extras.items():
-            extras.setdefault(extra_name(name), np.full(len(scores), None, dtype=object))[i] = value
+            name = extra_name(name)
+            if name not in extras:
+                extras[name] = np.full(len(scores), None, dtype=object)
+            extras[name][i] = value
     metrics = {f"reward/{reason}_count": float(sum(score.reason == reason for score in scores)) for reason in REASONS}
     return RewardResult(token_level_scores=token_level_scores, valid=valid, extras=extras, metrics=metrics)

@@ -8,7 +8,7 @@ from burnish.rollout.base import (
     get_rollout_cls,
     register_rollout,
 )
-from burnish.rollout.build import build_rollout
+from burnish.rollout.build import build_rollout, sampling_of
 from burnish.rollout.to_batch import requests_from_dataproto, responses_to_dataproto
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "register_rollout",
     "requests_from_dataproto",
     "responses_to_dataproto",
+    "sampling_of",
 ]

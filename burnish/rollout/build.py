@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from burnish.config import ActorRolloutRefConfig, RolloutConfig
+from burnish.config import ActorRolloutRefConfig, RolloutConfig, SamplingConfig
 from burnish.model.load import build_causal_lm
 from burnish.model.lora import add_same_adapters
-from burnish.rollout.base import BaseRollout, get_rollout_cls
+from burnish.rollout.base import BaseRollout, SamplingParams, get_rollout_cls
 
 
 class TrainedPolicy(Protocol):
@@ -95,3 +95,34 @@ def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
     own = dict(target.named_buffers())
     for name, buffer in source.named_buffers():
         own[name].copy_(buffer)
+
+
+def sampling_of(
+    rollout: RolloutConfig,
+    source: RolloutConfig | SamplingConfig,
+    eos_token_ids: tuple[int, ...],
+    *,
+    greedy: bool = False,
+) -> SamplingParams:
+    """How the configuration says that responses are drawn.
+
+    Args:
+        source: what says it: ``rollout`` itself for training, its ``val_kwargs`` for validation.
+        eos_token_ids: what ends a response.
+        greedy: whatever ``source`` says of that.
+    """
+    return SamplingParams(
+        temperature=source.temperature,
+        top_p=source.top_p,
+        top_k=source.top_k,
+        min_p=source.min_p,
+        repetition_penalty=source.repetition_penalty,
+        do_sample=source.do_sample and not greedy,
+        max_new_tokens=rollout.response_length,
+        min_new_tokens=source.min_new_tokens,
+        ignore_eos=rollout.ignore_eos,
+        seed=rollout.seed,
+        eos_token_ids=eos_token_ids,
+        stop_token_ids=tuple(source.stop_token_ids),
+        stop=tuple(source.stop),
+    )

@@ -16,9 +16,9 @@ from burnish.config.idle import idle_notices
 from burnish.config.reward_model_checks import has_reward_pool
 from burnish.config.rollout_checks import check_engine_workers
 from burnish.config.sft_checks import check_sft_workers, sft_notices
-from burnish.trainer.ending import keeps_sigterm
+from burnish.trainer.ending import ended_by, keeps_sigterm
 from burnish.trainer.own_ray import OwnRay, silence_of
-from burnish.utils import env
+from burnish.utils import env, hub, local_paths
 from burnish.utils.errors import ConfigError, ResourceError
 from burnish.utils.secrets import redact
 
@@ -146,16 +146,8 @@ def cluster(config: AnyConfig) -> Iterator[OwnRay]:
         yield own
         return
     failed = False
-    try:
-        with keeps_sigterm(), own.starting():
-            _start_ray(config, own)
-        yield own
-    except Exception as error:
-        failed = True
-        if own.logs is not None:
-            error.add_note(own.logs)
-        raise
-    finally:
+
+    def end() -> None:
         own.ending()
         try:
             ray.shutdown()
@@ -163,6 +155,17 @@ def cluster(config: AnyConfig) -> Iterator[OwnRay]:
             own.close()
             if not failed:
                 own.remove_session()
+
+    with ended_by(end, "Ray's processes"):
+        try:
+            with keeps_sigterm(), own.starting():
+                _start_ray(config, own)
+            yield own
+        except Exception as error:
+            failed = True
+            if own.logs is not None:
+                error.add_note(own.logs)
+            raise
 
 
 def _start_ray(config: AnyConfig, own: OwnRay) -> None:
@@ -193,9 +196,14 @@ def ray_address(config: AnyConfig) -> str | None:
     if address == "local":
         return None
     if address in (None, "", "auto"):
-        started = env.ray_cluster_file(config.ray_kwargs.ray_init.get("_temp_dir"))
+        started = env.ray_cluster_file(_temp_dir(config))
         address = (started.read_text(encoding="utf-8").strip() if started.is_file() else "") or address
     return str(address) if address else None
+
+
+def _temp_dir(config: AnyConfig) -> str | None:
+    chosen = config.ray_kwargs.ray_init.get("_temp_dir")
+    return None if chosen is None else str(local_paths.named("ray_kwargs.ray_init._temp_dir", str(chosen)))
 
 
 def check_ray_init(config: AnyConfig) -> None:
@@ -211,7 +219,7 @@ def check_ray_init(config: AnyConfig) -> None:
         # Ray itself would join whatever Ray it finds among the processes, such as that of another run.
         raise ResourceError(
             f"ray_kwargs.ray_init.address=auto: no Ray cluster runs here, since `ray start` has left no address in "
-            f"{env.ray_cluster_file(config.ray_kwargs.ray_init.get('_temp_dir'))}. Start one with `ray start --head`, or name "
+            f"{env.ray_cluster_file(_temp_dir(config))}. Start one with `ray start --head`, or name "
             f"the address of one that was started with a --temp-dir of its own."
         )
     named = f"The Ray cluster at {address}"
@@ -244,11 +252,17 @@ def ray_init_kwargs(config: AnyConfig) -> dict[str, Any]:
     """Arguments of ``ray.init``: ``ray_kwargs.ray_init.*`` over burnish's own runtime environment."""
     given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
     runtime_env = dict(given.pop("runtime_env", None) or {})
+    settled_here = hub.variables_of_this_machine()
+    passed_on = {
+        name: value
+        for name, value in env.everything().items()
+        if name.startswith(_PASSED_ON) and name not in settled_here
+    }
     env_vars = {
         "TOKENIZERS_PARALLELISM": "true",
         **env.calm_threads(),
         # The processes of a cluster that was there before have the variables of the shell in which it was started.
-        **{name: value for name, value in env.everything().items() if name.startswith(_PASSED_ON)},
+        **passed_on,
         # Workers import burnish and the user's modules as this process does.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
@@ -256,6 +270,8 @@ def ray_init_kwargs(config: AnyConfig) -> dict[str, Any]:
     of_job = _variables_of_job()
     own = {name: value for name, value in env_vars.items() if name not in of_job}
     runtime_env["env_vars"] = own | dict(runtime_env.get("env_vars", {}))
+    if (temp_dir := _temp_dir(config)) is not None:
+        given["_temp_dir"] = temp_dir
     defaults = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
     return defaults | {"runtime_env": runtime_env} | given
 

@@ -26,7 +26,8 @@ from typing import ClassVar
 from burnish.trainer.restarts import causes, is_disk_full
 from burnish.utils import env
 from burnish.utils.console import error_console, readers_may_leave
-from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError
+from burnish.utils.errors import BurnishError, ConfigError, DataError, ModelError, ResourceError, StalledError
+from burnish.utils.foreign_code import Caught, told
 from burnish.utils.interrupts import end_now, is_importing
 from burnish.utils.secrets import HidingFormatter, redact_text
 from burnish.utils.wording import without_endless_words
@@ -216,3 +217,46 @@ def keeps_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, ours)
+
+
+@contextmanager
+def as_raised() -> Iterator[None]:
+    """What the handler of a signal raises while native code waits, as Ray's does, comes out of that code as its cause; SIGTERM as
+    a KeyboardInterrupt like any other. In the midst of an import it comes out as an error of that import."""
+    terminated = len(Terminated.raised)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if type(stop) is KeyboardInterrupt and len(Terminated.raised) > terminated:
+            raise Terminated(Terminated.raised[-1]) from None
+        raise
+    except (SystemError, ImportError, RuntimeError) as error:
+        raised = next((cause for cause in causes(error) if isinstance(cause, (StalledError, KeyboardInterrupt))), None)
+        if raised is None:
+            raise
+        raise raised from None
+
+
+@contextmanager
+def ended_by(end: Callable[[], None], what: str) -> Iterator[None]:
+    """Calls ``end`` after the block, however that ends; `as_raised` in both.
+
+    Where the block raises, that is what has to be told: what ``end`` raises then, or a signal that cuts it short, is a warning.
+
+    Args:
+        what: is ended, in words.
+    """
+    try:
+        with as_raised():
+            yield
+    except BaseException:
+        try:
+            with Caught() as caught, as_raised():
+                end()
+            if caught.error is not None:
+                logger.warning("%s could not be ended in order: %s.", what, told(caught.error))
+        except KeyboardInterrupt as stop:
+            logger.warning("%s: their end was cut short by %s.", what, signal_name(stop_status(stop) - 128))
+        raise
+    with as_raised():
+        end()

@@ -17,11 +17,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from burnish.config import PPOTrainerConfig, batch_plan, check_hub_models, check_paths, load_config, to_shown_yaml
-from burnish.config.cli import parse_train_args
+from burnish.config import PPOTrainerConfig, batch_plan, check_hub_models, check_paths, load_config
 from burnish.config.profiler_checks import check_profiled_device
 from burnish.config.reward_model_checks import has_reward_pool
-from burnish.config.usage import track, unread
+from burnish.config.usage import track
 from burnish.trainer.callers_process import left_as_found
 from burnish.trainer.cluster import (
     cluster,
@@ -32,7 +31,8 @@ from burnish.trainer.cluster import (
     worker_group_cls,
     world_size,
 )
-from burnish.trainer.ending import exit_status, something_to_lose
+from burnish.trainer.command import run_command
+from burnish.trainer.ending import something_to_lose
 from burnish.trainer.run import Parts, RunSummary, live
 from burnish.trainer.start_checks import (
     check_folder,
@@ -42,8 +42,6 @@ from burnish.trainer.start_checks import (
     check_vllm,
     run_without_validation_data,
 )
-from burnish.trainer.supervised import follow_supervisor, in_supervision
-from burnish.trainer.supervisor import supervise
 from burnish.utils import env
 from burnish.utils.console import console
 from burnish.utils.errors import CheckpointError, ConfigError, DataError, RewardError, StorageError
@@ -128,16 +126,12 @@ class TaskRunner:
     def build_trainer(self, config: PPOTrainerConfig, parts: Parts) -> RayPPOTrainer:
         """Data, reward and roles -> a trainer whose workers are not started yet."""
         from burnish.data import create_rl_dataset
-        from burnish.render import load_tokenizer
+        from burnish.render import tokenizer_of
         from burnish.reward import check_data_sources
         from burnish.trainer.preflight import Findings, check_tokenizer
 
         model = config.actor_rollout_ref.model
-        tokenizer = load_tokenizer(
-            model.tokenizer_path or model.path,
-            trust_remote_code=model.trust_remote_code,
-            chat_template=model.custom_chat_template,
-        )
+        tokenizer = tokenizer_of(model)
         found = Findings()
         check_tokenizer(config, tokenizer, found)
         found.log(logger)
@@ -262,26 +256,7 @@ def run_ppo(
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status, as `burnish.trainer.ending` lists them."""
-    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), needs_readers=False)
-
-
-def _train(argv: list[str]) -> int:
-    args = parse_train_args(argv)
-    config = load_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
-    if args.cfg:
-        console.print(to_shown_yaml(config), soft_wrap=True)
-        return 0
-    if config.trainer.max_restarts > 0 and not in_supervision():
-        return supervise(argv, config)
-    follow_supervisor()
-    summary = run_ppo(config)
-    # A run that was stopped, or that trains nothing, reads fewer keys and is to blame for none.
-    unread_keys = unread(config) if summary.trained and not summary.interrupted else []
-    if unread_keys:
-        console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
-    if config.trainer.console != "off":
-        console.print(f"{summary.ending} The run's files are in {summary.run_dir}", soft_wrap=True)
-    return summary.status
+    return run_command("train", module="burnish.trainer.main_ppo", argv=argv, load=load_config, run=run_ppo)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.trainer.cluster import cluster
-from burnish.trainer.ending import Terminated, signal_name, something_to_lose, stop_status
-from burnish.trainer.restarts import Failure, Restarts, WrittenSince, causes, failure_of
+from burnish.trainer.ending import ended_by, signal_name, something_to_lose, stop_status
+from burnish.trainer.own_folders import own_folders
+from burnish.trainer.restarts import Failure, Restarts, WrittenSince, failure_of
 from burnish.trainer.supervised import in_supervision, report_failure, run_started
-from burnish.utils.errors import StalledError
 
 if TYPE_CHECKING:
     from burnish.trainer.loop import TrainingLoop
@@ -88,21 +87,22 @@ def live(config: C, build: Callable[[C], TrainingLoop]) -> RunSummary:
         trainer = build(config)
         trainer.checkpoints.stop.count_from(started)
         written = WrittenSince(trainer.checkpoints.root)
-        try:
-            summary = _attempt(config, trainer)
-            trainer.run_log.events.write("end", summary.ending, step=summary.steps, status=summary.status)
-            return summary
-        except Exception as error:
-            failure = failure_of(error, step=trainer.global_steps, stage=trainer.current_stage)
-            refusal = restarts.refusal(failure)
-            _tell(trainer, failure, refusal)
-            if refusal is not None:
-                report_failure(failure)
-                raise
-            config = resuming(config) if written else config
-        restarts.take(failure)
-        logger.warning("%s Starting again (%d of %d).", failure.message, restarts.taken, restarts.allowed)
-        time.sleep(_SECONDS_BEFORE_A_RESTART)
+        with own_folders(config):
+            try:
+                summary = _attempt(config, trainer)
+                trainer.run_log.events.write("end", summary.ending, step=summary.steps, status=summary.status)
+                return summary
+            except Exception as error:
+                failure = failure_of(error, step=trainer.global_steps, stage=trainer.current_stage)
+                refusal = restarts.refusal(failure)
+                _tell(trainer, failure, refusal)
+                if refusal is not None:
+                    report_failure(failure)
+                    raise
+                config = resuming(config) if written else config
+            restarts.take(failure)
+            logger.warning("%s Starting again (%d of %d).", failure.message, restarts.taken, restarts.allowed)
+            time.sleep(_SECONDS_BEFORE_A_RESTART)
 
 
 def resuming(config: C) -> C:
@@ -124,14 +124,15 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: TrainingLoop)
             cluster(config) as ray_here,
         ):
             watch.looks_at(ray_here)
-            try:
-                with _as_raised():
-                    trainer.init_workers()
-                    trainer.fit()
-                status, ending = trainer.checkpoints.how_it_ended()
-            finally:
+
+            def shutdown() -> None:
                 watch.ending()
                 trainer.shutdown()
+
+            with ended_by(shutdown, "The run's workers and logs"):
+                trainer.init_workers()
+                trainer.fit()
+                status, ending = trainer.checkpoints.how_it_ended()
     except KeyboardInterrupt as stop:
         if not ending:
             status = stop_status(stop)
@@ -144,24 +145,6 @@ def _attempt(config: PPOTrainerConfig | SFTTrainerConfig, trainer: TrainingLoop)
         status=status,
         ending=ending,
     )
-
-
-@contextmanager
-def _as_raised() -> Iterator[None]:
-    """What the handler of a signal raises while native code waits, as Ray's does, comes out of that code as its cause; SIGTERM as
-    a KeyboardInterrupt like any other. In the midst of an import it comes out as an error of that import."""
-    terminated = len(Terminated.raised)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        if type(stop) is KeyboardInterrupt and len(Terminated.raised) > terminated:
-            raise Terminated(Terminated.raised[-1]) from None
-        raise
-    except (SystemError, ImportError, RuntimeError) as error:
-        raised = next((cause for cause in causes(error) if isinstance(cause, (StalledError, KeyboardInterrupt))), None)
-        if raised is None:
-            raise
-        raise raised from None
 
 
 def _tell(trainer: TrainingLoop, failure: Failure, refusal: str | None) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.config import PPOTrainerConfig
@@ -16,6 +15,7 @@ from burnish.config.idle_sections import AnyConfig, idle_sentences
 from burnish.config.usage import mark_read
 from burnish.config.validation_checks import check_validation_data, idle_without_validation_data
 from burnish.trainer.restarts import HEARTBEAT
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def check_folder(key: str, path: str | None) -> None:
     if not path.strip():
         raise ConfigError(f"{key}=: no folder is named.")
     try:
-        folder = Path(path).expanduser()
+        folder = local_paths.expanded(path)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -126,7 +126,7 @@ def check_nobody_runs_in(run_dir: str) -> None:
     Raises:
         ConfigError: the heartbeat of a living process is there.
     """
-    file = Path(run_dir).expanduser() / HEARTBEAT
+    file = local_paths.expanded(run_dir) / HEARTBEAT
     try:
         beat = json.loads(file.read_text(encoding="utf-8"))
         pid, age = int(beat["pid"]), time.time() - beat["time"]

@@ -25,7 +25,7 @@ from burnish.config import PPOTrainerConfig, SFTTrainerConfig
 from burnish.trainer.ending import ENDING_SIGNALS, Terminated
 from burnish.trainer.restarts import HEARTBEAT, Failure, Restarts, WrittenSince
 from burnish.trainer.supervised import STARTED, VARIABLE
-from burnish.utils import env, stacks
+from burnish.utils import env, local_paths, stacks
 from burnish.utils.console import error_console
 from burnish.utils.events import EventLog
 
@@ -78,7 +78,7 @@ class Supervisor:
         self._argv = list(argv)
         self._program = _START.replace("MODULE", module)
         self._started = time.time()
-        self._run_dir = Path(config.trainer.default_local_dir).expanduser().absolute()
+        self._run_dir = local_paths.expanded(config.trainer.default_local_dir).absolute()
         self._events = EventLog(self._run_dir)
         self._restarts = Restarts(config.trainer.max_restarts)
         timeout = config.trainer.stage_timeout
@@ -151,9 +151,9 @@ class Supervisor:
             now = time.monotonic()
             if self._longest_silence is None or now - looked < _SECONDS_BETWEEN_LOOKS:
                 continue
-            looked, beat = now, self._heartbeat()
-            if beat.get("pid") != child.pid or beat.get("time") != seen:
-                seen, since = beat.get("time"), now
+            looked, sign = now, self._sign_of_life()
+            if self._heartbeat().get("pid") != child.pid or sign != seen:
+                seen, since = sign, now
             elif now - since > self._longest_silence:
                 self._end_silent(child)
 
@@ -174,6 +174,12 @@ class Supervisor:
         with contextlib.suppress(OSError, ValueError):
             return json.loads((self._run_dir / HEARTBEAT).read_text(encoding="utf-8"))
         return {}
+
+    def _sign_of_life(self) -> int | None:
+        """When the heartbeat was written, or where the disk takes nothing more, would have been."""
+        with contextlib.suppress(OSError):
+            return (self._run_dir / HEARTBEAT).stat().st_mtime_ns
+        return None
 
     def _killed(self, number: int, started: float) -> Failure:
         """A signal ended the driver, which could say nothing any more."""

@@ -178,12 +178,16 @@ class RunWatch:
                 for name, beat in self._beats().items()
             },
         }
-        # A full disk is found, and said, by those whose files matter.
-        with contextlib.suppress(OSError):
+        file = self._run_dir / HEARTBEAT
+        try:
             self._run_dir.mkdir(parents=True, exist_ok=True)
-            temporary = self._run_dir / f"{HEARTBEAT}.tmp"
+            temporary = file.with_name(f"{HEARTBEAT}.tmp")
             temporary.write_text(json.dumps(said), encoding="utf-8")
-            os.replace(temporary, self._run_dir / HEARTBEAT)
+            os.replace(temporary, file)
+        except OSError:
+            # A full disk is found, and said, by those whose files matter. That this process lives is seen by the file's time.
+            with contextlib.suppress(OSError):
+                os.utime(file)
 
     # --------------------------------------------------------------------------------------------- what hangs
 

@@ -8,9 +8,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from burnish.utils import local_paths
 from burnish.utils.json_lines import append_whole_line, encode_line, read_lines
 from burnish.utils.secrets import redact
 
@@ -46,7 +46,7 @@ class EventLog:
     """
 
     def __init__(self, run_dir: str | os.PathLike) -> None:
-        self.path = Path(run_dir).expanduser() / EVENTS_FILE
+        self.path = local_paths.expanded(run_dir) / EVENTS_FILE
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         """Called with every event of this object, for those who show it."""
         self._has_failed = False
@@ -78,6 +78,6 @@ class EventLog:
 
 def read_events(run_dir: str | os.PathLike) -> Iterator[dict[str, Any]]:
     """The events of a run in the order in which they were written; none where there is no file."""
-    path = Path(run_dir).expanduser() / EVENTS_FILE
+    path = local_paths.expanded(run_dir) / EVENTS_FILE
     if path.is_file():
         yield from read_lines(path)

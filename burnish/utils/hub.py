@@ -24,7 +24,14 @@ _TIMEOUT = "HF_HUB_ETAG_TIMEOUT"
 _SECONDS_TO_ANSWER = 5.0
 """Where `_TIMEOUT`, by which the hub's library waits for one answer, does not say otherwise."""
 _SECONDS_AN_ANSWER_COUNTS = 60.0
+_SECONDS_OF_TROUBLE = 15.0
+"""In which a hub that is there, but busy, is asked again."""
+_SECONDS_TO_ASK_AGAIN = 1.0
+"""After the first attempt; after each further one twice as many."""
+_TOO_MANY_REQUESTS = 429
 _SERVER_ERRORS = 500
+_BROKEN_OFF = ("ReadError", "WriteError", "RemoteProtocolError")
+"""What httpx, of whichever version the hub's library brings, calls the end of a connection that was there."""
 _MARKS = ("config.json", "tokenizer_config.json", "tokenizer.json")
 """One of these is in every copy of a model or a tokenizer."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -32,7 +39,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.
 
 @dataclass
 class _State:
-    """What this process knows of the hub.
+    """What this process knows of the hub: workers on other machines may be nearer to it, and have other caches.
 
     Attributes:
         asked_at: when it was asked, by a clock that never goes back; None: not yet.
@@ -144,9 +151,44 @@ def _out_of_reach(name: str, kind: str) -> str | None:
     return _state.refusal
 
 
+@dataclass(frozen=True)
+class _Trouble:
+    """What is wrong with the hub.
+
+    Attributes:
+        reason: as the end of a sentence.
+        status: of its answer; None where there was none.
+        may_pass: whether it is there, and may do better in a moment.
+        pause: seconds after which it wants to be asked again; 0: it does not say.
+    """
+
+    reason: str
+    status: int | None = None
+    may_pass: bool = False
+    pause: float = 0.0
+
+
 def _ask(url: str) -> str | None:
-    """Asks the hub for one file, once; what is wrong with the hub, or None where it says anything at all, if only that there is
-    no such file."""
+    """Asks the hub for one file, again where it is there and only busy; what is wrong with the hub, or None where it says
+    anything at all, if only that there is no such file."""
+    trouble = _ask_once(url)
+    until, wait = time.monotonic() + _SECONDS_OF_TROUBLE, _SECONDS_TO_ASK_AGAIN
+    while trouble is not None and trouble.may_pass:
+        pause = max(wait, trouble.pause)
+        if time.monotonic() + pause > until:
+            break
+        if wait == _SECONDS_TO_ASK_AGAIN:
+            logger.warning(
+                "The hub is busy (%s) and is asked again for up to %g s.", trouble.reason, _SECONDS_OF_TROUBLE
+            )
+        time.sleep(pause)
+        wait *= 2
+        trouble = _ask_once(url)
+    # Who has asked too often the library makes wait for as long as the hub says.
+    return None if trouble is None or trouble.status == _TOO_MANY_REQUESTS else trouble.reason
+
+
+def _ask_once(url: str) -> _Trouble | None:
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -164,11 +206,25 @@ def _ask(url: str) -> str | None:
     try:
         error = answer.get(timeout=seconds)
     except queue.Empty:
-        return f"no answer within {seconds:g} s, which {_TIMEOUT} sets"
+        return _Trouble(f"no answer within {seconds:g} s, which {_TIMEOUT} sets")
+    if error is None:
+        return None
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
-        return f"it answers with status {status}" if status >= _SERVER_ERRORS else None
-    return None if error is None else (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        if status < _SERVER_ERRORS and status != _TOO_MANY_REQUESTS:
+            return None
+        pause = error.response.headers.get("Retry-After", "")
+        return _Trouble(
+            f"it answers with status {status}", status, may_pass=True, pause=float(pause) if pause.isdecimal() else 0.0
+        )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return _Trouble(reason, may_pass=type(error).__name__ in _BROKEN_OFF)
+
+
+def variables_of_this_machine() -> frozenset[str]:
+    """Names of the environment variables that this process has set by itself. They are for processes that it starts here: whether
+    the hub answers elsewhere is to be asked there."""
+    return frozenset([_OFFLINE] if _state.is_offline_by_us else [])
 
 
 def _set_offline(is_offline: bool) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from burnish.utils.errors import ConfigError
+
 
 def encode_line(row: Mapping[str, Any]) -> bytes:
     """``row`` as one line with its end.
@@ -69,16 +71,43 @@ def write_atomically(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path``; what the block writes there gets that name when it ends without an error.
 
-    The temporary name is always the same, so that what a killed process has left is written over by the next one.
+    The temporary name is always the same, so that what a killed process has left is written over by the next one; it is locked,
+    so that two at once do not write into each other's. A link stays one, and leads to what was written. What is there and is no
+    file, as a pipe or ``/dev/stdout``, is given to the block itself: nothing else may take its place.
+
+    Raises:
+        ConfigError: another process is writing the file at this moment.
+        OSError: the folder cannot be written.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        yield path
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        _refuse_two(handle, path)
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(handle)
+
+
+def _refuse_two(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{path}: another process is writing this file just now. Name another one, or wait until it is written."
+        ) from None
+    except OSError:
+        # Not every file system knows locks.
+        return
 
 
 def append_whole_line(path: Path, line: bytes) -> None:
@@ -93,7 +122,9 @@ def append_whole_line(path: Path, line: bytes) -> None:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             line = b"\n" + line
-        os.write(handle, line)
+        while line:
+            # Where the disk is full the first write takes a part, and the second one says why.
+            line = line[os.write(handle, line) :]
     finally:
         os.close(handle)
 

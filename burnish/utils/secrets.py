@@ -4,6 +4,7 @@ A value is secret by the name it stands under (``hf_token``, ``WANDB_API_KEY``, 
 as in the environment; it is then hidden wherever it turns up, in the text of an error too.
 """
 
+import functools
 import logging
 import re
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s,;}\])'\"]+")
 _known: set[str] = set()
 
 
+# Every text that is hidden asks for the names of all environment variables.
+@functools.lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a value under that name, of a key or of an environment variable, is to be hidden."""
     last = name.rpartition(".")[2]

@@ -22,7 +22,7 @@ from burnish.protocol import DataProto
 from burnish.render import load_tokenizer
 from burnish.reward.managers.base import OUTCOME_COLUMN
 from burnish.reward.travel import unpack
-from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto
+from burnish.rollout import SamplingParams, build_rollout, requests_from_dataproto, responses_to_dataproto, sampling_of
 from burnish.rollout.build import ranks_per_engine, rollout_dtype
 from burnish.rollout.stats import RolloutStats
 from burnish.single_controller import (
@@ -211,21 +211,7 @@ class ActorRolloutRefWorker(SavesItsModel, ProfiledWorker):
     def _sampling_params(self, *, validate: bool = False, greedy: bool = False) -> SamplingParams:
         rollout = self.config.rollout
         source = rollout.val_kwargs if validate else rollout
-        return SamplingParams(
-            temperature=source.temperature,
-            top_p=source.top_p,
-            top_k=source.top_k,
-            min_p=source.min_p,
-            repetition_penalty=source.repetition_penalty,
-            do_sample=source.do_sample and not greedy,
-            max_new_tokens=rollout.response_length,
-            min_new_tokens=source.min_new_tokens,
-            ignore_eos=rollout.ignore_eos,
-            seed=rollout.seed,
-            eos_token_ids=self.eos_token_ids,
-            stop_token_ids=tuple(source.stop_token_ids),
-            stop=tuple(source.stop),
-        )
+        return sampling_of(rollout, source, self.eos_token_ids, greedy=greedy)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_rollout_stats(self) -> RolloutStats:

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from burnish.config.profiler import ProfilerConfig, RoleTorchConfig, RoleTorchMemoryConfig
 from burnish.single_controller import Dispatch, Worker, register
+from burnish.utils import local_paths
 
 TRACE_END = ".trace.json.gz"
 MEMORY_END = ".memory.pickle"
@@ -159,7 +160,7 @@ class ProfiledWorker(Worker):
         steps, run_dir, start_dir = self._profiled
         number = self._profiled_calls[name] = self._profiled_calls.get(name, 0) + 1
         again = f"-{number}" if number > 1 else ""
-        folder = Path(run_dir, "profile") if profiler.save_path is None else Path(profiler.save_path).expanduser()
+        folder = Path(run_dir, "profile") if profiler.save_path is None else local_paths.expanded(profiler.save_path)
         return Path(start_dir, folder) / steps / f"{name}-rank{self.rank}{again}{end}"
 
 

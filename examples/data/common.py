@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from burnish.data.files import read_source, sound, sources_of
-from burnish.utils.errors import DataError
+from burnish.utils import local_paths
+from burnish.utils.errors import BurnishError, DataError
 
 Row = dict[str, Any]
 Convert = Callable[[Row, str, int], Row]
@@ -70,8 +71,8 @@ def run(description: str, convert: Convert, *, train: list[str], test: list[str]
     parser.add_argument("--test", nargs="+", default=test, help=f"likewise; default {' '.join(test)}")
     parser.add_argument("--out", default=out, help=f"folder for train.parquet and test.parquet; default {out}")
     options = parser.parse_args()
-    folder = Path(options.out).expanduser()
     try:
+        folder = local_paths.named("--out", options.out)
         # Both are read before either is written: a wrong name leaves nothing half done.
         converted = {
             split: list(_converted(names, split, convert))
@@ -80,7 +81,7 @@ def run(description: str, convert: Convert, *, train: list[str], test: list[str]
         for split, rows in converted.items():
             num_rows = write(rows, folder / f"{split}.parquet")
             print(f"{folder / split}.parquet: {num_rows} rows")
-    except DataError as error:
+    except BurnishError as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -6,9 +6,9 @@ python -m examples.data.countdown --train 10000 --test 500 --out data/countdown
 import argparse
 import random
 from fractions import Fraction
-from pathlib import Path
 
-from burnish.utils.errors import DataError
+from burnish.utils import local_paths
+from burnish.utils.errors import BurnishError, DataError
 from examples.data.common import Row, make_row, write
 
 PROMPT = (
@@ -75,13 +75,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.train < 1 or options.test < 1:
         parser.exit(2, "--train and --test must be at least 1.\n")
-    folder = Path(options.out).expanduser()
     try:
+        folder = local_paths.named("--out", options.out)
         games = draw_games(options.train + options.test, options.seed)
         for split, part in (("train", games[: options.train]), ("test", games[options.train :])):
             rows = [to_row(game, split, index) for index, game in enumerate(part)]
             print(f"{folder / split}.parquet: {write(rows, folder / f'{split}.parquet')} rows")
-    except DataError as error:
+    except BurnishError as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -10,9 +10,9 @@ once. Rows that have messages keep them; a problem in plain text gets DAPO's pro
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
-from burnish.utils.errors import DataError
+from burnish.utils import local_paths
+from burnish.utils.errors import BurnishError, DataError
 from examples.data.common import Row, field, make_row, read, write
 
 TRAIN = ["BytedTsinghua-SIA/DAPO-Math-17k"]
@@ -66,11 +66,11 @@ def main() -> None:
     parser.add_argument("--test", nargs="+", default=TEST, help=f"likewise; default {TEST[0]}")
     parser.add_argument("--out", default="~/data/dapo_math", help="folder for train.parquet and test.parquet")
     options = parser.parse_args()
-    folder = Path(options.out).expanduser()
     try:
+        folder = local_paths.named("--out", options.out)
         for split, names in (("train", options.train), ("test", options.test)):
             print(f"{folder / split}.parquet: {write(convert_once(names, split), folder / f'{split}.parquet')} rows")
-    except DataError as error:
+    except BurnishError as error:
         parser.exit(2, f"{error}\n")
 
 

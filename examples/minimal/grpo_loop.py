@@ -75,7 +75,7 @@ class GRPO:
 
     def dataloader(self, file: str, batch_size: int, *, shuffle: bool, max_samples: int = -1) -> StatefulDataLoader:
         """Batches of rendered, left-padded prompts."""
-        dataset = RLHFDataset(file, self.tokenizer, DataConfig(), max_samples)
+        dataset = RLHFDataset(file, self.tokenizer, DataConfig(), max_samples=max_samples)
         return create_dataloader(
             dataset,
             batch_size,

@@ -15,6 +15,7 @@ from typing import Any
 
 from burnish.cli.data import read_parameters
 from burnish.reward.functions.reasoning_gym import INSTALL
+from burnish.utils import local_paths
 from burnish.utils.errors import BurnishError, ConfigError, DataError
 from burnish.utils.json_lines import write_atomically
 from examples.data.common import Row, make_row
@@ -143,7 +144,7 @@ def main() -> None:
         parser.exit(2, "--out is for one task: name it with --task.\n")
     try:
         for task in tasks:
-            folder = HERE / task if options.out is None else Path(options.out).expanduser()
+            folder = HERE / task if options.out is None else local_paths.named("--out", options.out)
             paths = make_task(
                 task,
                 train=options.train,

@@ -377,3 +377,10 @@ def test_an_empty_file_is_called_empty(tmp_path, capsys):
     assert errors(result) == [
         f"data.train_files=['{empty}']: it holds no rows. A row is a line of .jsonl, an entry of .json, a record."
     ]
+
+
+def test_an_entry_that_the_models_configuration_does_not_have_is_an_error(tmp_path, capsys):
+    override = "+actor_rollout_ref.model.override_config.rms_norm_epps=1e-5"
+    status, result = report(capsys, base(tmp_path, override))
+    assert status == 1
+    assert any("override_config.rms_norm_epps" in message for message in errors(result, "config"))

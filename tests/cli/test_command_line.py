@@ -1,5 +1,6 @@
 """What a user meets first: help and mistakes are answered at once, without torch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,27 @@ def test_the_composed_configuration_is_printed_without_torch():
     out, err = run("burnish.trainer.main_ppo", "--cfg", "job", "trainer.total_epochs=3")
     assert "total_epochs: 3" in out, err
     assert "HEAVY []" in out
+
+
+def test_the_paths_of_a_script_for_verl_are_the_same_commands():
+    for module in ("burnish.trainer.sft_trainer", "burnish.trainer.fsdp_sft_trainer"):
+        out, err = run(module, "--cfg", "job", "data.train_files=a.jsonl", "trainer.total_epochs=3")
+        assert "total_epochs: 3" in out, err
+        assert "STATUS 0" in out
+
+
+def test_processes_of_torchrun_are_told_to_be_one():
+    several = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "0"}
+    command = [sys.executable, "-m", "burnish.trainer.fsdp_sft_trainer", "--cfg", "job", "data.train_files=a"]
+
+    def start(variables):
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=REPO, env={**os.environ, **variables}, timeout=60
+        )
+
+    done = start(several)
+    assert done.returncode == 2
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "torchrun has started 8 processes" in said
+    assert "write burnish sft trainer.n_gpus_per_node=4" in said
+    assert start({**several, "WORLD_SIZE": "1"}).returncode == 0

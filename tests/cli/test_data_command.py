@@ -1,5 +1,9 @@
 """`burnish data`: files of training data."""
 
+import errno
+import os
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -84,3 +88,17 @@ def test_the_tasks_and_the_commands_are_listed():
     assert {"chain_sum", "zebra_puzzles"} <= set(run("reasoning_gym", "--list").output.split())
     assert "composite" not in run("reasoning_gym", "--list").output.split()
     assert "reasoning_gym" in run("--help").output
+
+
+def test_files_that_were_there_stay_whole_until_the_new_ones_are(tmp_path, monkeypatch):
+    once = ["reasoning_gym", "--task", "chain_sum", "--size", "2", "--test-size", "1", "--out", str(tmp_path)]
+    assert run(*once).exit_code == 0
+
+    def write_a_part(table, where):
+        Path(where).write_bytes(b"PAR1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pq, "write_table", write_a_part)
+    assert run(*once).exit_code != 0
+    assert len(rows_of(tmp_path, "train")) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.parquet", "train.parquet"]

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.trainer.ending import Terminated, exit_status, keeps_sigterm
-from burnish.trainer.run import _as_raised
+from burnish.trainer.ending import Terminated, as_raised, exit_status, keeps_sigterm
 from burnish.utils.errors import ConfigError, ModelError, TrainingError, WorkerError
 from burnish.utils.events import read_events
 
@@ -279,6 +278,6 @@ def test_sigterm_that_native_code_has_made_a_ctrl_c_is_sigterm_again():
             raise KeyboardInterrupt from None
 
     for signalled in (Terminated, KeyboardInterrupt):
-        with pytest.raises(KeyboardInterrupt) as caught, _as_raised():
+        with pytest.raises(KeyboardInterrupt) as caught, as_raised():
             waits(signalled)
         assert type(caught.value) is signalled

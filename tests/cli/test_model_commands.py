@@ -1,17 +1,21 @@
 """`burnish export`, `burnish generate` and `burnish eval` as they are typed."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from burnish.cli.app import app
-from burnish.cli.evaluate import parse_sizes
+from burnish.cli.evaluate import parse_sizes, run_eval
 from burnish.cli.generate import check_out
 from burnish.cli.model_commands import _is_model
+from burnish.trainer.offline.numbers import REASONS
 from burnish.utils.errors import ConfigError
 
 
@@ -109,7 +113,13 @@ def test_words_of_the_command_line_are_read_or_refused(tmp_path: Path, data: str
         False,
         False,
     ]
-    for out, said in ((data, "files that are read"), (str(tmp_path), "a folder"), ("responses.csv", "lines of JSON")):
+    refused = {
+        data: "files that are read",
+        str(tmp_path): "a folder",
+        "responses.csv": "lines of JSON",
+        f"{data}/responses.jsonl": "a file in its place",
+    }
+    for out, said in refused.items():
         with pytest.raises(ConfigError, match=said):
             check_out(out, [data])
     # A folder and a pattern name their files, too; a new file is none of them.
@@ -117,6 +127,20 @@ def test_words_of_the_command_line_are_read_or_refused(tmp_path: Path, data: str
         with pytest.raises(ConfigError, match="files that are read"):
             check_out(data, [source])
         assert check_out(str(Path(data).parent / "new.jsonl"), [source]).name == "new.jsonl"
+
+
+def test_numbers_are_told_also_where_the_disk_does_not_take_the_responses(tmp_path, data, capsys, monkeypatch):
+    def rows():
+        yield {"response": "1"}
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    result = {"models": [{f"num_{reason}": 0 for reason in REASONS}], "mean": 0.5}
+    monkeypatch.setattr("burnish.cli.evaluate.evaluate", lambda options, on_progress: (result, rows()))
+    options = SimpleNamespace(ask=SimpleNamespace(data=[data]))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        run_eval(options, str(tmp_path / "out.jsonl"), as_json=True)
+    assert json.loads(capsys.readouterr().out)["mean"] == 0.5
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
 @pytest.mark.parametrize(("page", "commands"), [("export", ["export"]), ("evaluate", ["generate", "eval"])])

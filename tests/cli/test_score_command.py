@@ -1,6 +1,8 @@
 """`burnish score`: stored responses in, scored rows and a summary out."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -110,6 +112,39 @@ def test_wrong_requests_are_said(tmp_path: Path, reward: str) -> None:
         run_score(ScoreOptions(data=[data], out=data, response_key="text"), as_json=True)
     with pytest.raises(DataError, match="text, or a list"):
         run_score(ScoreOptions(data=[write(tmp_path / "n.jsonl", [{"response": 3}])]), as_json=True)
+
+
+@pytest.mark.parametrize(("out", "said"), [("folder", "this is a folder"), ("file/x.jsonl", "a file in its place")])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_scored(tmp_path, monkeypatch, out, said):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    data = write(tmp_path / "r.jsonl", [{"response": "1"}])
+    monkeypatch.setattr("burnish.cli.score.reward_function", lambda config: pytest.fail("too late"))
+    with pytest.raises(ConfigError, match=said):
+        run_score(ScoreOptions(data=[data], out=str(tmp_path / out)), as_json=True)
+
+
+def test_a_disk_that_is_full_costs_neither_the_numbers_nor_the_file_that_was_there(
+    tmp_path: Path, reward: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "scored.jsonl"
+    out.write_text('{"from": "before"}\n')
+    lines: list[object] = []
+
+    def encode(row: object) -> bytes:
+        if lines:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        lines.append(row)
+        return b"{}\n"
+
+    monkeypatch.setattr("burnish.utils.json_lines.encode_line", encode)
+    rows = [{"response": "1", "ground_truth": truth} for truth in "12"]
+    options = ScoreOptions(data=[write(tmp_path / "r.jsonl", rows)], reward=reward, out=str(out))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        run_score(options, as_json=True)
+    assert json.loads(capsys.readouterr().out)["mean"] == 0.5
+    assert out.read_text() == '{"from": "before"}\n'
+    assert len(list(tmp_path.glob("*scored*"))) == 1
 
 
 def test_a_place_of_its_own_choice_that_is_read_too_is_not_called_an_option(tmp_path):

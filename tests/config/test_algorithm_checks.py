@@ -213,7 +213,7 @@ def test_the_same_keys_beside_others_are_nothing_to_tell(overrides):
         ([f"{CORRECTION}.loss_type=reinforce"], r"bypass_mode=false"),
         ([f"{OVERLONG}.len=64"], r"enable=false"),
         ([f"{ACTOR}.kl_loss_coef=0.01"], r"use_kl_loss=false"),
-        (["algorithm.kl_ctrl.kl_coef=0.01"], r"algorithm\.use_kl_in_reward=false"),
+        (["algorithm.kl_ctrl.kl_coef=0.01", "algorithm.use_kl_in_reward=false"], r"algorithm\.use_kl_in_reward=false"),
         ([f"{ACTOR}.loss_scale_factor=64"], "only loss_agg_mode=seq-mean-token-sum-norm"),
     ],
 )

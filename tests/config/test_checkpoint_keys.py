@@ -73,3 +73,9 @@ def test_keys_of_the_field_are_taken():
 def test_what_has_no_effect_is_told(overrides, key):
     config = load_config([*FILES, *overrides])
     assert any(key in notice for notice in idle_notices(config))
+
+
+@pytest.mark.parametrize("actor", ["0", "null"])
+def test_nothing_and_no_number_keep_all_checkpoints(actor):
+    keys = [f"trainer.max_actor_ckpt_to_keep={actor}", "trainer.max_critic_ckpt_to_keep=2", "trainer.save_freq=1"]
+    assert not load_config([*FILES, *keys]).trainer.max_actor_ckpt_to_keep

@@ -205,3 +205,48 @@ def test_a_file_that_cannot_be_used_is_an_error_in_one_sentence(content, says, t
     (tmp_path / "mine.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=f"^.*{says}.*$"):
         load_config([], config_name="mine", config_path=str(tmp_path))
+
+
+def test_a_whole_file_for_verl_loads_with_its_marks_its_other_names_and_what_they_refer_to(tmp_path, monkeypatch):
+    (tmp_path / "whole.yaml").write_text(
+        "actor_rollout_ref:\n"
+        "  actor:\n"
+        "    _target_: verl.workers.config.FSDPActorConfig\n"
+        "    rollout_n: ${oc.select:actor_rollout_ref.rollout.n,1}\n"
+        "    ulysses_sequence_parallel_size: 2\n"
+        "    use_torch_compile: true\n"
+        "    ppo_micro_batch_size: ${oc.env:MICRO}\n"
+        "    optim: {lr: 1e-6, min_lr_ratio: null}\n"
+        "    policy_loss: {_target_: verl.workers.config.PolicyLossConfig, dro_beta: null}\n"
+        "  ref:\n"
+        "    ulysses_sequence_parallel_size: ${actor_rollout_ref.actor.ulysses_sequence_parallel_size}\n"
+        "    use_torch_compile: ${oc.select:actor_rollout_ref.actor.use_torch_compile,true}\n"
+        "    fsdp_config: {use_torch_compile: true}\n"
+        "  rollout: {n: 4}\n"
+        "critic:\n"
+        "  rollout_n: ${actor_rollout_ref.rollout.n}\n"
+        "  ppo_micro_batch_size: 16\n"
+        "  forward_micro_batch_size: ${critic.ppo_micro_batch_size}\n"
+        "reward_model:\n"
+        "  rollout:\n    name: ???\n"
+        "trainer: {n_gpus_per_node: 4}\n"
+    )
+    monkeypatch.setenv("MICRO", "8")
+    loaded = load_with_notices([], "whole", str(tmp_path))
+    actor, ref, critic = (
+        loaded.config.actor_rollout_ref.actor,
+        loaded.config.actor_rollout_ref.ref,
+        loaded.config.critic,
+    )
+    assert loaded.config.actor_rollout_ref.rollout.n == 4
+    # Counted over four workers, of which two share a sample.
+    assert actor.ppo_micro_batch_size_per_gpu == 4
+    assert critic.ppo_micro_batch_size_per_gpu == critic.forward_micro_batch_size_per_gpu == 4
+    assert ref.fsdp_config.ulysses_sequence_parallel_size == 2
+    assert ref.fsdp_config.use_torch_compile
+    assert (actor.optim.min_lr_ratio, actor.policy_loss.dro_beta) == (0.0, 0.1)
+    assert not any("_target_" in notice for notice in loaded.notices)
+    # The name of today on the command line counts for what refers to the other one.
+    by_new_name = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=1"
+    ref = load_config([by_new_name], "whole", str(tmp_path)).actor_rollout_ref.ref
+    assert ref.fsdp_config.ulysses_sequence_parallel_size == 1

@@ -89,6 +89,21 @@ def test_an_engine_that_does_not_exist_yet_is_refused_with_that_word():
         ("actor_rollout_ref.rollout.max_new_tokens=33", ("actor_rollout_ref.rollout.response_length", 33)),
         ("ray_init.num_cpus=3", ("ray_kwargs.ray_init", {"num_cpus": 3})),
         ("critic.rollout_n=4", ("actor_rollout_ref.rollout.n", 4)),
+        (
+            "actor_rollout_ref.actor.checkpoint.contents=['model','extra']",
+            ("actor_rollout_ref.actor.checkpoint.save_contents", ["model", "extra"]),
+        ),
+        ("critic.checkpoint.contents=[model]", ("critic.checkpoint.save_contents", ["model"])),
+        (
+            "actor_rollout_ref.rollout.update_weights_bucket_megabytes=64",
+            ("actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 64),
+        ),
+        (
+            "actor_rollout_ref.actor.profiler.discrete=True",
+            ("actor_rollout_ref.actor.profiler.tool_config.torch.discrete", True),
+        ),
+        ("reward_model.sandbox_fusion_url=http://x", ("reward.sandbox_fusion.url", "http://x")),
+        ("trainer.val_generations_to_log_to_wandb=7", ("trainer.log_val_generations", 7)),
     ],
 )
 def test_other_names_are_applied(typed, tree):
@@ -130,6 +145,12 @@ def test_micro_batches_counted_over_all_workers_are_divided():
     assert config.critic.ppo_micro_batch_size_per_gpu == config.critic.forward_micro_batch_size_per_gpu == 2
     config = load_config([*workers, f"{ACTOR_SP}=2", "actor_rollout_ref.actor.ppo_micro_batch_size=64"])
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 16
+    reward_model = ["reward_model.enable=true", "reward_model.model.path=./m", "reward_model.micro_batch_size=16"]
+    config = load_config([*workers, *reward_model])
+    assert config.reward.reward_model.micro_batch_size_per_gpu == 2
+    own_pool = [f"reward_model.{key}" for key in ("enable_resource_pool=true", "n_gpus_per_node=2", "nnodes=1")]
+    config = load_config([*workers, *reward_model, *own_pool])
+    assert config.reward.reward_model.micro_batch_size_per_gpu == 8
     with pytest.raises(ConfigError, match="ppo_micro_batch_size_per_gpu=1, which counts for each worker"):
         load_config([*workers, "actor_rollout_ref.actor.ppo_micro_batch_size=9"])
     with pytest.raises(ConfigError, match="n_gpus_per_node=auto leaves open"):
@@ -142,6 +163,13 @@ def test_micro_batches_counted_over_all_workers_are_divided():
         "actor_rollout_ref.rollout.multi_turn.enable=True",
         "actor_rollout_ref.actor.strategy=megatron",
         "data.datagen.path=x.py",
+        "model_engine=megatron",
+        "actor_rollout_ref.rollout.use_fire_sampling=True",
+        "actor_rollout_ref.actor.state_masking=true",
+        "max_turns=2",
+        "do_search=true",
+        "retriever.topk=3",
+        "async_training.partial_rollout=True",
     ],
 )
 def test_what_does_not_exist_yet_is_refused_with_that_word(override):
@@ -159,6 +187,7 @@ def test_what_does_not_exist_yet_is_refused_with_that_word(override):
         ("algorithm.rollout_correction.rollout_token_veto_threshold=1e-4", r"rollout_rs, as seq_max_k1"),
         ("algorithm.rollout_correction.rollout_rs_threshold_lower=0.5", r"rollout_rs_threshold=0\.5_2\.0"),
         ("algorithm.rollout_correction.use_pure_rollout_correction=true", r"loss_type=reinforce"),
+        ("hydra.searchpath=[file://conf]", r"--config-path"),
     ],
 )
 def test_what_has_another_way_here_is_refused_with_that_way(override, way):
@@ -206,3 +235,59 @@ def test_the_critic_shares_prompts_as_the_actor_does(typed, actor, critic):
     assert config.actor_rollout_ref.actor.use_prefix_grouper is actor
     assert config.critic.use_prefix_grouper is critic
     assert load_config(["critic.use_prefix_grouper=false"]).actor_rollout_ref.actor.use_prefix_grouper is None
+
+
+def test_what_belongs_to_the_launcher_of_a_script_is_accepted():
+    loaded = load_with_notices(
+        [
+            "hydra.run.dir=/tmp/x",
+            "model_engine=dp",
+            "actor_rollout_ref.rollout.n_agent=1",
+            "trainer.worker_nsight_options.capture-range-end=null",
+            "trainer.npu_profile.options.level=level1",
+            "actor_rollout_ref.profiler.all_ranks=false",
+        ]
+    )
+    told = " ".join(loaded.notices)
+    assert "hydra.run.dir=/tmp/x. The reason: Hydra writes nothing here" in told
+    for key in ("worker_nsight_options", "npu_profile", "actor_rollout_ref.profiler.all_ranks"):
+        assert key in told
+
+
+def test_an_unknown_key_of_an_older_section_is_not_told_where_keys_begin():
+    with pytest.raises(ConfigError, match=r"no key reward_model\.credit_assignment\. docs/config\.md lists all keys\."):
+        load_config(["reward_model.credit_assignment=0.1"])
+
+
+OLD_KL = "A script for verl before 0.4 means the KL in the reward by it"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_told"),
+    [
+        (["algorithm.kl_ctrl.kl_coef=0.001"], True),
+        (["algorithm.kl_ctrl.kl_coef=0.01"], True),
+        (["algorithm.kl_ctrl.kl_coef=0"], False),
+        (["algorithm.kl_ctrl.kl_coef=0.001", "algorithm.use_kl_in_reward=False"], False),
+        (["algorithm.kl_ctrl.kl_coef=0.001", "algorithm.use_kl_in_reward=True"], False),
+        (["algorithm.kl_ctrl.kl_coef=0.001", "actor_rollout_ref.actor.use_kl_loss=True"], False),
+    ],
+)
+def test_a_coefficient_without_a_word_on_the_kl_is_of_an_older_script(overrides, is_told):
+    told = [notice for notice in load_with_notices(overrides).notices if "algorithm.kl_ctrl.kl_coef" in notice]
+    assert any(OLD_KL in notice for notice in told) == is_told
+    assert len(told) <= 1
+
+
+def test_a_folder_that_is_not_there_is_answered_with_what_needs_none():
+    with pytest.raises(ConfigError, match=r"--config-path=config: there is no folder .*--config-name=ppo_trainer"):
+        load_config([], "ppo_trainer", "config")
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_the_attention_of_a_script_is_told_to_have_no_effect_and_does_not_reach_the_model(name):
+    loaded = load_with_notices([f"+actor_rollout_ref.model.override_config.{name}=eager"])
+    assert loaded.config.actor_rollout_ref.model.override_config == {}
+    assert any(f"{name}=eager. The reason: attention is computed by burnish" in notice for notice in loaded.notices)
+    with pytest.raises(ConfigError, match=r"override_config\.torch_dtype=float16 is refused: .*fsdp_config\.dtype"):
+        load_config(["+actor_rollout_ref.model.override_config.torch_dtype=float16"])

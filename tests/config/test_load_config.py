@@ -192,12 +192,12 @@ def test_open_dictionaries_take_entries_one_by_one_or_whole():
             "+ray_kwargs.ray_init.runtime_env.working_dir=/w",
             "ray_init.num_cpus=3",
             "+actor_rollout_ref.model.override_config={hidden_size:64}",
-            "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+            "+actor_rollout_ref.model.override_config.rope_theta=1e6",
             "algorithm.custom.alpha=0.3",
         ]
     )
     assert config.ray_kwargs.ray_init == {"num_cpus": 3, "runtime_env": {"working_dir": "/w"}}
-    assert config.actor_rollout_ref.model.override_config == {"hidden_size": 64, "attn_implementation": "eager"}
+    assert config.actor_rollout_ref.model.override_config == {"hidden_size": 64, "rope_theta": 1e6}
     assert config.algorithm.custom == {"alpha": 0.3}
     own = load_config(["actor_rollout_ref.actor.policy_loss.custom.tau=0.5"]).actor_rollout_ref.actor.policy_loss.custom
     assert own == {"tau": 0.5}

@@ -272,3 +272,35 @@ def test_a_conversation_is_no_longer_than_the_model_takes(tiny_model_path, tiny_
 def test_loading_it_needs_no_torch():
     load = "from burnish.config import load_sft_config; load_sft_config(['data.train_files=a'])"
     subprocess.run([sys.executable, "-c", f"import sys; {load}; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_the_engine_that_a_script_names_is_fsdp_or_refused():
+    config = load("engine=fsdp", "optim=fsdp", "engine.fsdp_size=1", "optim.lr=1e-4")
+    assert (config.engine.fsdp_size, config.optim.lr) == (1, 1e-4)
+    for override in ("engine=megatron", "optim=veomni"):
+        with pytest.raises(ConfigError, match=f"{override} is refused: .* do not exist in burnish yet"):
+            load(override)
+
+
+@pytest.mark.parametrize("key", ["test_freq", "save_freq"])
+def test_an_epoch_is_given_as_a_number_of_steps(key):
+    with pytest.raises(ConfigError, match=f"trainer.{key}=after_each_epoch is refused: it is a number of steps"):
+        load(f"trainer.{key}=after_each_epoch")
+
+
+def test_a_script_for_the_older_trainer_is_told_the_schedule_that_it_counts_on():
+    def told(*overrides):
+        return [notice for notice in load_sft_with_notices([DATA, *overrides])[1] if "counts on defaults" in notice]
+
+    (notice,) = told("model.partial_pretrain=./m", "optim.warmup_steps_ratio=0.05")
+    assert notice.endswith("set optim.lr_scheduler_type=cosine optim.betas=[0.9,0.95].")
+    assert told("model.path=./m") == []
+
+
+def test_keys_of_ones_own_go_to_the_dataset_class():
+    with pytest.raises(ConfigError, match="Keys of your own dataset go below data.custom"):
+        load("data.bracket_substitution.enable=true")
+    assert load("data.custom.bank=x", "data.custom_cls.path=a.py", "data.custom_cls.name=A").data.custom == {
+        "bank": "x"
+    }
+    assert any("data.custom" in notice for notice in load_sft_with_notices([DATA, "data.custom.bank=x"])[1])

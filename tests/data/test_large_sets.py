@@ -3,6 +3,7 @@
 import datetime
 import json
 import logging
+import os
 
 import pytest
 
@@ -11,6 +12,7 @@ from burnish.data import RLHFDataset, check_rows
 from burnish.data.prepare import RowPreparer, prepare_rows
 from burnish.data.problems import Place
 from burnish.utils.errors import ConfigError, DataError
+from burnish.utils.json_lines import replacing
 from tests.render.fake_tokenizers import CHATML, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -63,7 +65,7 @@ def file(tmp_path):
 
 def load(file, tokenizer=TOKENIZER, max_samples=-1, **config):
     options = {"cache_dir": str(file.parent / "cache"), "max_prompt_length": 60, "truncation": "drop", **config}
-    return RLHFDataset(str(file), tokenizer, DataConfig(**options), max_samples)
+    return RLHFDataset(str(file), tokenizer, DataConfig(**options), max_samples=max_samples)
 
 
 def cached(file):
@@ -138,6 +140,25 @@ def test_a_damaged_cache_file_is_made_anew(file, damage, caplog):
         assert rows_of(load(file)) == rows
     assert "is damaged" in caplog.text
     assert path.read_bytes() == good
+
+
+def test_users_who_share_a_cache_may_read_what_others_have_put_there(file):
+    load(file)
+    (path,) = cached(file)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_two_runs_that_render_the_same_set_at_once_keep_it_once(file):
+    rows = load(file)
+    (path,) = cached(file)
+    before = path.read_bytes()
+    path.unlink()
+    with replacing(path) as temporary:
+        assert rows_of(load(file)) == rows_of(rows)
+        temporary.write_bytes(before)
+    assert cached(file) == [path]
 
 
 def test_a_cache_folder_that_cannot_be_written_does_no_harm(file, caplog):

@@ -261,3 +261,35 @@ def test_a_dataset_class_of_ones_own(tmp_path):
         create("Other")
     with pytest.raises(ConfigError, match="data.custom_cls.name must name the class"):
         create(None)
+
+
+def test_a_dataset_class_written_for_verl_is_made_by_its_order_of_arguments(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from burnish.utils.dataset.rl_dataset import RLHFDataset\n"
+        "class Own(RLHFDataset):\n"
+        "    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):\n"
+        "        self.own = (config.get('prompt_key', 'x'), config.get('no_such_key', 7), config.custom['alpha'])\n"
+        "        super().__init__(data_files, tokenizer, config, processor, max_samples)\n"
+    )
+    config = DataConfig(
+        train_files=[write_jsonl(tmp_path / "train.jsonl", [row()] * 3)],
+        train_max_samples=2,
+        custom_cls=CustomClassConfig(path=str(tmp_path / "own.py"), name="Own"),
+        custom={"alpha": 0.3},
+    )
+    dataset = create_rl_dataset(config, TOKENIZER)
+    assert (len(dataset), dataset.own) == (2, ("prompt", 7, 0.3))
+
+
+def test_a_method_that_nothing_calls_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from burnish.data import RLHFDataset\n"
+        "class Own(RLHFDataset):\n"
+        "    def _read_files_and_tokenize(self): raise AssertionError\n"
+    )
+    config = DataConfig(
+        train_files=[write_jsonl(tmp_path / "train.jsonl", [row()])],
+        custom_cls=CustomClassConfig(path=str(tmp_path / "own.py"), name="Own"),
+    )
+    with pytest.raises(ConfigError, match="name=Own: _read_files_and_tokenize would never be called"):
+        create_rl_dataset(config, TOKENIZER)

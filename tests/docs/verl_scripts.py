@@ -120,6 +120,20 @@ SCRIPTS: dict[str, str] = {
         actor_rollout_ref.actor.fsdp_config.grad_offload=False actor_rollout_ref.rollout.log_prob_micro_batch_size=128
         actor_rollout_ref.rollout.n=5 actor_rollout_ref.ref.log_prob_micro_batch_size=128
         actor_rollout_ref.ref.fsdp_config.param_offload=True algorithm.kl_ctrl.kl_coef=0.001""",
+    "the first ppo with a reward model": f"""{_OLDER} data.val_batch_size=1312
+        actor_rollout_ref.actor.ppo_micro_batch_size=64 actor_rollout_ref.rollout.log_prob_micro_batch_size=128
+        actor_rollout_ref.ref.log_prob_micro_batch_size=128 critic.model.path=Qwen/Qwen2-7B-Instruct
+        critic.ppo_micro_batch_size=64 critic.model.fsdp_config.grad_offload=False reward_model.enable=True
+        reward_model.model.path=sfairXC/FsfairX-LLaMA3-RM-v0.1 reward_model.model.fsdp_config.min_num_params=0
+        reward_model.micro_batch_size=16 algorithm.kl_ctrl.kl_coef=0.001 +trainer.val_before_train=False
+        trainer.val_generations_to_log_to_wandb=5 trainer.default_hdfs_dir=null""",
+    "a release in between": f"""{_OLDER} {_KL} algorithm.adv_estimator=grpo hydra.run.dir=/runs/x
+        actor_rollout_ref.rollout.n=5 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
+        actor_rollout_ref.actor.checkpoint.contents=['model','hf_model','optimizer','extra']
+        actor_rollout_ref.actor.profiler.discrete=True actor_rollout_ref.rollout.use_fire_sampling=False
+        actor_rollout_ref.rollout.update_weights_bucket_megabytes=512 trainer.max_actor_ckpt_to_keep=0
+        +trainer.worker_nsight_options.kill=none reward_model.sandbox_fusion_url=https://sandbox/run_code
+        ++actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2""",
     "lora": f"""{_OLDER} {_KL} algorithm.adv_estimator=grpo data.prompt_key=messages data.shuffle=False
         actor_rollout_ref.model.lora_rank=64 actor_rollout_ref.model.lora_alpha=32
         actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40 actor_rollout_ref.rollout.n=5
@@ -146,6 +160,9 @@ REFUSED = {
     "actor_rollout_ref.rollout.multi_turn.tool_config_path=/code/tools.yaml": "agents and tools do not exist",
     "trainer.v1.trainer_mode=separate_async": "asynchronous training does not exist",
     "distillation.enabled=True": "distillation does not exist",
+    "model_engine=megatron": "Megatron, VeOmni and torchtitan do not exist",
+    "actor_rollout_ref.actor.state_masking=true": "agents and tools do not exist",
+    "async_training.staleness_threshold=0.1": "asynchronous training does not exist",
     "actor_rollout_ref.actor.qat.enable=True": "quantisation-aware training does not exist",
     "actor_rollout_ref.rollout.nnodes=2": "rollouts on nodes of their own do not exist",
     "actor_rollout_ref.actor.use_token_level_loss=False": "loss_agg_mode=seq-mean-token-mean",

@@ -21,6 +21,8 @@ def tiny_config(run_dir: Path, *overrides: str):
             f"data.train_files={TINY / 'data' / 'train.jsonl'}",
             f"data.val_files={TINY / 'data' / 'test.jsonl'}",
             "data.train_batch_size=8",
+            # Rendering thousands of rows would take longer than the steps.
+            "data.train_max_samples=256",
             "data.val_max_samples=16",
             "actor_rollout_ref.actor.ppo_mini_batch_size=8",
             "actor_rollout_ref.rollout.n=4",

@@ -11,6 +11,12 @@ import pytest
 from tests.e2e.runs import REPO, logged
 
 POINTS = 0.30
+SMALL = (
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
+    "data.val_max_samples=16",
+)
 
 
 def run_demo(tmp_path, *args: str) -> dict:
@@ -31,19 +37,19 @@ def assert_learned(result: dict, steps: int) -> None:
 
 
 def test_the_demo_learns_and_says_so_in_json(tmp_path):
-    result = run_demo(tmp_path, "--steps", "12")
-    assert_learned(result, 12)
+    result = run_demo(tmp_path, "--steps", "6")
+    assert_learned(result, 6)
     assert set(result) == {"accuracy_before", "accuracy_after", "steps", "seconds", "run_dir"}
     run_dir = tmp_path / "runs"
     assert result["run_dir"].startswith(str(run_dir))
     (only,) = run_dir.iterdir()
     metrics = logged(only)
     assert metrics[-1]["reward/acc/mean"] > metrics[1]["reward/acc/mean"]
-    assert (only / "global_step_12" / "actor" / "model.safetensors").is_file()
+    assert (only / "global_step_6" / "actor" / "model.safetensors").is_file()
 
 
 def test_ppo_with_a_critic_learns_too(tmp_path):
-    assert_learned(run_demo(tmp_path, "--steps", "12", "algorithm.adv_estimator=gae"), 12)
+    assert_learned(run_demo(tmp_path, "--steps", "6", "algorithm.adv_estimator=gae"), 6)
 
 
 @pytest.mark.slow
@@ -67,7 +73,7 @@ def test_the_demo_learns_for_every_seed_and_algorithm(tmp_path, seed, overrides)
 
 def test_ctrl_c_ends_a_run_cleanly(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "burnish", "demo", "--json", "--steps", "10000"],
+        [sys.executable, "-m", "burnish", "demo", "--json", "--steps", "10000", *SMALL],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

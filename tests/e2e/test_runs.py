@@ -79,7 +79,8 @@ def test_a_run_that_is_complete_already_ends_at_once(tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["algorithm.adv_estimator=rloo"],
+        # Without a critic there is none to warm up.
+        ["algorithm.adv_estimator=rloo", "trainer.critic_warmup=9"],
         ["algorithm.adv_estimator=reinforce_plus_plus", "actor_rollout_ref.rollout.n=1"],
         ["algorithm.norm_adv_by_std_in_grpo=false", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
         ["algorithm.adv_estimator=gae", "trainer.critic_warmup=1", "algorithm.use_kl_in_reward=true"],

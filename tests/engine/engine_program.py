@@ -1,13 +1,14 @@
 """Small engines, batches and losses for the engine's tests, and a program that trains them on several ranks.
 
-Run as ``python engine_program.py RANK WORLD_SIZE STORE_FILE OUT_DIR CASES_JSON``: a process of its own per rank, because
-a forked or pickled test module has no importable name.
+Run as ``python engine_program.py RANK WORLD_SIZE STORE_FILE OUT_DIR CASES_JSON``, a process of its own per rank.
 """
 
 import json
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,24 +236,42 @@ def poisoned(engine: FSDPEngine, folder: Path) -> dict[str, Any]:
 
 def run_ranks(out: Path, cases: list[dict[str, Any]], world: int = 2, program: Path = PROGRAM) -> list[dict[str, Any]]:
     """What `main` of ``program`` has left on each rank: the results of the cases."""
-    search = os.pathsep.join([str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program)]
+    # Forked from one process that has imported what takes seconds to import; CUDA does not survive a fork.
+    on_gpu = any(case.get("device") == "cuda" for case in cases)
+    context = multiprocessing.get_context("spawn" if on_gpu else "forkserver")
+    if not on_gpu:
+        context.set_forkserver_preload([__name__])
     arguments = [str(world), str(out / "store"), str(out), json.dumps(cases)]
+    logs = [out / f"rank{rank}.log" for rank in range(world)]
     processes = [
-        subprocess.Popen(
-            [*command, str(rank), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        context.Process(
+            target=_run_rank, args=(str(program), [str(rank), *arguments], logs[rank], dict(os.environ)), daemon=True
         )
         for rank in range(world)
     ]
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(outputs)
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + 240
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    outputs = [log.read_text() if log.exists() else "" for log in logs]
+    assert codes == [0] * world, "\n".join(outputs)
     assert not any("FSDP2-wrapped" in output for output in outputs), "\n".join(outputs)
     return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def _run_rank(program: str, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    """``program`` in this process, which has been started for it; what it prints goes to ``log``."""
+    os.environ.clear()
+    os.environ.update(environment | {"OMP_NUM_THREADS": "1"})
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
 
 
 def main(run_case: Callable[[dict[str, Any], Path], dict[str, Any]] = run_case) -> None:

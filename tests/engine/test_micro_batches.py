@@ -148,6 +148,16 @@ def test_rows_are_counted_off_along_their_groups() -> None:
     assert split_rows([1] * 6, micro_batch_size=2, prompts=prompts) == [[0, 2], [1, 4], [3, 5]]
 
 
+@pytest.mark.timeout(20)
+def test_thousands_of_rows_of_one_prompt_are_cut_in_little_time() -> None:
+    generator = random.Random(0)
+    prompt, bound, num_rows = 500, 16_384, 16_384
+    lengths = [prompt + generator.randrange(100, 8000) for _ in range(num_rows)]
+    cut = split_rows(lengths, max_token_len=bound, prompts=[0] * num_rows, prompt_lengths=[prompt] * num_rows)
+    assert sorted(row for rows in cut for row in rows) == list(range(num_rows))
+    assert all(prompt + sum(lengths[row] - prompt for row in rows) <= bound for rows in cut)
+
+
 def grouped_batch(num_prompts: int = 3, n: int = 3) -> DataProto:
     """Each prompt of a random batch with n responses."""
     batch = make_batch(num_prompts * n, dtype=torch.float64)

@@ -48,6 +48,7 @@ def golden_run(name: str, folder: Path) -> list[dict[str, float]]:
     float32 = ["actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"]
     tiny_run(
         folder,
+        "data.train_max_samples=-1",
         "trainer.seed=7",
         "trainer.device=cpu",
         "trainer.controller=local",

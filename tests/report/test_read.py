@@ -14,6 +14,7 @@ from burnish.report.read import RunFolder, open_runs
 from burnish.report.series import MOST_POINTS, Series
 from burnish.report.tail import Tail
 from burnish.utils.errors import ConfigError
+from burnish.utils.secrets import redact
 from tests.report.made_runs import made_run
 
 
@@ -54,6 +55,24 @@ def test_a_tail_begins_anew_where_the_file_was_cut_replaced_or_removed(tmp_path)
     tail.refresh()
     assert [row["step"] for row in tail.rows] == [20, 21, 22]
     path.unlink()
+    assert tail.refresh()
+    assert tail.rows == []
+
+
+def test_a_file_that_is_moved_away_while_it_is_read_is_no_error(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", {"step": 1})
+    tail = Tail(path)
+    open_file = Path.open
+
+    def open_and_move(self, mode):
+        file = open_file(self, mode)
+        os.replace(path, tmp_path / "moved.jsonl")
+        return file
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "open", open_and_move)
+        assert tail.refresh()
+    assert [row["step"] for row in tail.rows] == [1]
     assert tail.refresh()
     assert tail.rows == []
 
@@ -163,6 +182,22 @@ def test_an_empty_and_a_broken_folder_are_told_of_and_shown(tmp_path):
     assert page["rollouts"]["train"]["steps"][0]["total"] == 1
 
 
+def test_what_is_listed_and_is_not_there_any_more_is_passed_over(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    for folder in ("rollouts", "profile"):
+        (run / folder).mkdir(parents=True)
+    write(run / "metrics.jsonl", {"step": 1})
+    write(run / "rollouts" / "1.jsonl", {"prompt": "p", "response": "r", "score": 1.0})
+    (run / "profile" / "trace.json").write_text("{}")
+    # A link that leads nowhere stands for every file that goes between two looks at it.
+    (run / "rollouts" / "2.jsonl").symlink_to(tmp_path / "nowhere")
+    read = open_runs([str(run)])[0]
+    assert list(read.dumps["train"].index) == [1]
+    (run / "profile" / "gone.json").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr(Path, "is_file", Path.is_symlink)
+    assert [file["path"] for file in read.files()] == ["profile/gone.json"]
+
+
 def test_a_run_that_fell_silent_is_not_called_running(tmp_path):
     folder = made_run(tmp_path / "run", num_steps=2, validation=False)
     write(folder / "events.jsonl", {"time": 1.0, "step": 0, "kind": "start", "message": "go"})
@@ -213,6 +248,26 @@ def test_secrets_stay_out_of_the_page(tmp_path):
     page = json.dumps(describe(RunFolder(folder), {}))
     assert "sk-0123456789abcdef" not in page
     assert "hunter2hunter2" not in page
+
+
+def test_an_event_is_searched_for_secrets_once_however_often_the_run_is_looked_at(tmp_path, monkeypatch):
+    searched = []
+
+    def noted(value, name=""):
+        searched.extend([value] if isinstance(value, dict) and "kind" in value else [])
+        return redact(value, name)
+
+    monkeypatch.setattr("burnish.report.read.redact", noted)
+    folder = made_run(tmp_path / "run", num_steps=12)
+    run = RunFolder(folder)
+    for _ in range(3):
+        describe(run, {})
+    num_events = len((folder / "events.jsonl").read_text().splitlines())
+    assert len(searched) == num_events > 0
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "warning", "message": "one more"}) + "\n")
+    run.refresh()
+    assert len(searched) == num_events + 1
 
 
 @pytest.mark.parametrize(

@@ -280,3 +280,10 @@ def test_the_extractor_takes_linear_time(piece):
     text = piece * (100_000 // len(piece))
     for extract in (last_number, leading_number, only_number, whole_number, last_boxed, last_stated, last_tag):
         extract(text)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("blank", [" ", "\t"])
+def test_blanks_behind_a_statement_take_linear_time(blank):
+    said = f"34{blank * 200_000}apples"
+    assert last_stated(f"Answer: {said}") == (0, said)

@@ -194,6 +194,12 @@ def test_the_last_fenced_block_of_python_counts() -> None:
     assert (result["score"], result["failure"]) == (0.0, "there is no fenced block of Python")
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("behind", ["a", " "])
+def test_a_fence_that_nothing_closes_takes_linear_time(behind: str) -> None:
+    assert extract_code(f"```{behind * 50_000}\n{'b' * 50_000}") is None
+
+
 @pytest.mark.parametrize(
     "truth", [None, "", "72", {"inputs": []}, {"inputs": ["1"], "outputs": []}, [], [1], {"fn_name": "f"}]
 )

@@ -93,6 +93,13 @@ def test_an_answer_without_a_score_is_a_failure(settings, text, message):
         judge(**settings).read(text)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("blank", [" ", "\n"])
+def test_blanks_behind_the_word_score_take_linear_time(blank):
+    with pytest.raises(RewardError, match="no score"):
+        judge().read(f"Score: {blank * 100_000}unknown")
+
+
 @pytest.mark.parametrize(
     ("vote", "texts", "score"),
     [

@@ -20,6 +20,8 @@ from burnish.reward import (
     register_reward_manager,
 )
 from burnish.reward.manager import REWARD_MANAGERS
+from burnish.reward.placement import to_result
+from burnish.reward.score import Score
 from burnish.utils.errors import ConfigError, RewardError
 from tests.render.fake_tokenizers import byte_tokenizer
 
@@ -231,6 +233,15 @@ def test_extras_named_like_what_the_framework_keeps_are_prefixed():
     assert set(result.extras) == {"reward_extra/reward", "reward_extra/loss", "reward_extra/values", "acc"}
 
 
+@pytest.mark.timeout(20)
+def test_the_scores_of_many_rows_become_tensors_in_linear_time():
+    num_rows = 100_000
+    scores = [Score(value=1.0, extras={f"extra {k}": row for k in range(5)}) for row in range(num_rows)]
+    result = to_result(scores, torch.ones(num_rows, 1, dtype=torch.bool))
+    assert result.token_level_scores.sum() == num_rows
+    assert all(values.tolist() == list(range(num_rows)) for values in result.extras.values())
+
+
 def test_adding_to_a_batch_adds_exactly_scores_valid_and_extras():
     data = batch_of(["a"])
     before = set(data.batch.keys()), set(data.non_tensor_batch)
@@ -424,3 +435,21 @@ def test_a_registered_manager_is_used():
         assert isinstance(load_reward_manager(config, TOKENIZER), Own)
     finally:
         del REWARD_MANAGERS._entries["test_manager"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "def __init__(self, tokenizer, num_examine, compute_score): pass",
+            "made with tokenizer, .*unexpected.*'config'",
+        ),
+        ("def __init__(self, **kwargs): pass", "Mine has no __call__"),
+    ],
+)
+def test_a_manager_that_cannot_be_made_or_called_is_a_sentence(tmp_path, body, said):
+    (tmp_path / "mine.py").write_text(f"class Mine:\n    {body}\n")
+    manager = RewardManagerConfig(source="importlib", name="Mine")
+    manager.module.path = str(tmp_path / "mine.py")
+    with pytest.raises(ConfigError, match=f"reward.reward_manager.name=Mine: .*{said}|Mine: {said}"):
+        load_reward_manager(RewardConfig(reward_manager=manager), TOKENIZER)

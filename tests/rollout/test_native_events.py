@@ -201,6 +201,55 @@ def test_what_rows_have_seen_is_uploaded_only_while_one_has_a_penalty(monkeypatc
     assert not uploads
 
 
+def penalised(name: str, prompt: list[int], penalty: float = 1.3) -> Sequence:
+    """A sequence with its block."""
+    sampling = SamplingParams(max_new_tokens=50, repetition_penalty=penalty)
+    return Sequence(RolloutRequest(name, prompt, name), sampling, blocks=[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_noted_of_a_row_goes_with_it_wherever_it_goes(seed: int) -> None:
+    choices, vocab, num_rows = Random(seed), 60, 6
+    rows, state = Rows(num_rows, 1, 50), DecodeState(num_rows, 1, 1, 8, torch.device("cpu"))
+    state.remember_seen(vocab)
+    assert state.seen is not None
+    number, tokens = 0, dict[Sequence, set[int]]()
+    for _ in range(60):
+        while len(rows) < num_rows and choices.random() < 0.6:
+            new = [penalised(str(number), [choices.randrange(vocab)], choices.choice([1.0, 1.3]))]
+            rows.append(new)
+            tokens |= {one: set(one.prompt_ids) for one in new}
+            number += 1
+        if not len(rows):
+            continue
+        rows.reorder(choices.sample(range(len(rows)), len(rows)))
+        rows.upload(state, num_rows)
+        if rows.penalises:
+            for row, sequence in enumerate(rows.sequences):
+                if sequence.sampling.repetition_penalty != 1:
+                    assert set(state.seen[row].nonzero().flatten().tolist()) == tokens[sequence]
+        # A step of the device.
+        drawn = [choices.randrange(vocab) for _ in rows.sequences]
+        state.window_tokens[0, : len(rows)] = torch.tensor(drawn, dtype=torch.int32)
+        for row, (sequence, token) in enumerate(zip(rows.sequences, drawn, strict=True)):
+            tokens[sequence].add(token)
+            state.seen[row, token] = True
+        rows.read(state, 1, truncates=False)
+        rows.remove(choices.sample(range(len(rows)), choices.randrange(0, min(3, len(rows)))), 0)
+
+
+@pytest.mark.timeout(20)
+def test_rows_with_a_penalty_come_and_go_without_noting_the_others_anew() -> None:
+    num_rows, prompt = 128, list(range(1000)) * 20
+    rows, state = Rows(num_rows, 1, 50), DecodeState(num_rows, 1, 1, 8, torch.device("cpu"))
+    state.remember_seen(1000)
+    rows.append([penalised(str(number), prompt) for number in range(num_rows)])
+    for number in range(300):
+        rows.upload(state, num_rows)
+        rows.remove([number % num_rows], 0)
+        rows.append([penalised(f"later {number}", prompt)])
+
+
 def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(RolloutError, match=r"Request '0/0' has 40 in stop_token_ids.* 40 rows"):
         make_engine().generate(make_requests(), SamplingParams(max_new_tokens=4, stop_token_ids=(5, 40)))

@@ -1,5 +1,8 @@
 """Weights for servers elsewhere: files in a shared folder, developer endpoints, and proof that they arrived."""
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +91,33 @@ def test_weights_arrive_in_the_engines_dtype_while_the_server_stands_still_and_t
     expected = {name: int(fingerprint(tensor.float())) for name, tensor in WEIGHTS.items()}
     assert engine.weights_checksum() == expected
     assert engine.generate(requests_of(3), SAMPLING)[0].policy_version == 3
+
+
+def test_what_a_killed_run_has_left_of_a_handover_goes_with_a_later_one_and_nothing_else(api, tmp_path):
+    FakeWorker(api)
+
+    def killed_in_the_midst():
+        yield "a.weight", WEIGHTS["a.weight"]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def run():
+        rollout_at(api.url, weights_dir=str(tmp_path)).update_weights(killed_in_the_midst(), version=3)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    own = tmp_path / "policy-final"
+    own.mkdir()
+    os.utime(own, (1, 1))
+    engine = rollout_at(api.url, weights_dir=str(tmp_path))
+    # It may be another run's, which is at it.
+    engine.update_weights(iter(WEIGHTS.items()), version=4)
+    assert left.is_dir()
+    os.utime(left, (1, 1))
+    engine.update_weights(iter(WEIGHTS.items()), version=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy-final"]
 
 
 def test_large_models_go_in_several_files(api, tmp_path, monkeypatch):

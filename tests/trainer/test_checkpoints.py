@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import re
 import shutil
 from types import SimpleNamespace
@@ -112,6 +113,23 @@ def test_a_save_that_a_killed_run_left_half_is_no_checkpoint_and_is_cleaned_up(t
     assert names(tmp_path) == {"global_step_2"}
 
 
+def test_what_cannot_be_removed_keeps_no_checkpoint_from_being_saved(tmp_path, monkeypatch):
+    def rmdir(path, **where):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    manager = manager_of(tmp_path, keep=1)
+    save(manager, 1)
+    with monkeypatch.context() as somebody_reads_it:
+        # Over NFS, of a file that is open, another name stays in its folder.
+        somebody_reads_it.setattr(os, "rmdir", rmdir)
+        save(manager, 2)
+        assert (tmp_path / "tmp_global_step_1_removed").is_dir()
+        save(manager, 3)
+        assert find(manager) == [tmp_path / "global_step_3"]
+    save(manager, 4)
+    assert names(tmp_path) == {"global_step_4"}
+
+
 def test_a_model_that_is_not_finite_leaves_the_last_sound_checkpoint_to_resume_from(tmp_path):
     manager, engine = manager_of(tmp_path, keep=1), make_engine()
 
@@ -174,6 +192,35 @@ def test_the_manifest_lists_every_file_with_its_size(tmp_path):
     assert set(manifest.files) == on_disk - {MANIFEST}
     assert (manifest.step, manifest.world_size) == (1, 2)
     assert manifest.files["critic/model.safetensors"] == 8
+
+
+def test_what_comes_into_a_checkpoints_folder_later_is_no_part_of_it(tmp_path):
+    manager = manager_of(tmp_path, keep_best=SCORE)
+    save(manager, 1)
+    folder = tmp_path / "global_step_1"
+    files = read_manifest(folder).files
+    # What a run leaves that is killed while it writes the manifest anew, and a user's own.
+    for name in (f"{MANIFEST}.tmp", "notes.txt"):
+        (folder / name).write_text("{")
+    manager.note_metrics(1, {SCORE: 0.5})
+    (folder / "notes.txt").unlink()
+    assert read_manifest(folder).metrics == {SCORE: 0.5}
+    assert read_manifest(folder).files == files
+    assert problem_of(folder) is None
+
+
+def test_who_looks_while_the_run_removes_a_checkpoint_takes_another_one(tmp_path, monkeypatch):
+    manager = manager_of(tmp_path)
+    for step in (1, 2):
+        save(manager, step)
+
+    def read_too_late(folder):
+        if folder.name == "global_step_2":
+            shutil.rmtree(folder, ignore_errors=True)
+        return read_manifest(folder)
+
+    monkeypatch.setattr(folders_module, "read_manifest", read_too_late)
+    assert newest_checkpoint(tmp_path) == tmp_path / "global_step_1"
 
 
 # ------------------------------------------------------------------------------------- a disk that does not take it
@@ -248,6 +295,13 @@ def test_the_newest_are_kept_by_number_and_not_by_name(tmp_path):
     for step in (8, 9, 10, 11):
         save(manager, step)
     assert names(tmp_path) == {"global_step_10", "global_step_11"}
+
+
+def test_no_number_to_keep_is_all_of_them(tmp_path):
+    manager = manager_of(tmp_path, keep=0, max_critic_ckpt_to_keep=0)
+    for step in (1, 2, 3):
+        save(manager, step, critic=True)
+    assert [len(list(tmp_path.glob(f"global_step_*/{part}"))) for part in ("actor", "critic")] == [3, 3]
 
 
 def test_critics_go_earlier_than_their_policies_and_what_is_left_is_complete(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from burnish.single_controller.ray.nodes import NodeFacts
 from burnish.trainer.cluster import check_ray_init, pool_spec, ray_address, ray_init_kwargs
 from burnish.trainer.cluster_nodes import Needs, compare, marked_folder, needs_of
-from burnish.utils import env
-from burnish.utils.errors import ResourceError
+from burnish.utils import env, hub
+from burnish.utils.errors import ConfigError, ResourceError
 from tests.e2e.runs import TINY, tiny_config
 
 INIT = "ray_kwargs.ray_init"
@@ -93,6 +93,30 @@ def test_workers_get_the_drivers_settings_of_networks_and_no_secrets(tmp_path, m
     assert "secret" not in given.values()
     own = ray_init_kwargs(config(tmp_path, f"{INIT}.runtime_env.env_vars.NCCL_DEBUG=own"))
     assert own["runtime_env"]["env_vars"]["NCCL_DEBUG"] == "own"
+
+
+def test_rays_folder_is_a_path_like_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ray_init_kwargs(config(tmp_path, f"{INIT}._temp_dir='~/ray'"))["_temp_dir"] == str(tmp_path / "ray")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("host:1")
+    assert ray_address(config(tmp_path, f"{INIT}._temp_dir='~/ray'")) == "host:1"
+    with pytest.raises(ConfigError, match=rf"{INIT}\._temp_dir=~no_such_user/ray: there is no user no_such_user"):
+        ray_address(config(tmp_path, f"{INIT}._temp_dir='~no_such_user/ray'"))
+
+
+def test_workers_elsewhere_find_out_for_themselves_whether_the_hub_answers(tmp_path, monkeypatch):
+    def passed_on():
+        return ray_init_kwargs(config(tmp_path))["runtime_env"]["env_vars"].get("HF_HUB_OFFLINE")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_state", hub._State())
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    hub._set_offline(True)
+    assert (env.get("HF_HUB_OFFLINE"), passed_on()) == ("1", None)
+    hub._set_offline(False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert passed_on() == "1"
 
 
 def test_a_submitted_jobs_variables_are_not_given_twice(tmp_path, monkeypatch):

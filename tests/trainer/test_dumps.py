@@ -1,5 +1,7 @@
 """Responses on their way to the disk: in a thread, all of them, and never a reason to stop training."""
 
+import errno
+import os
 import threading
 
 import pytest
@@ -145,6 +147,23 @@ def run_log(tmp_path, **keys):
     config = NoConfig()
     config.trainer = TrainerConfig(default_local_dir=str(tmp_path / "run"), **keys)
     return RunLog(config, Letters(), (), 5)
+
+
+def test_a_disk_that_is_full_at_a_start_leaves_the_configuration_that_was_there(tmp_path, monkeypatch):
+    def fsync(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("of the run before")
+    monkeypatch.setattr("burnish.trainer.ppo.run_log.to_dict", lambda config: {})
+    monkeypatch.setattr("burnish.trainer.ppo.run_log.to_shown_yaml", lambda config: "new")
+    monkeypatch.setattr("burnish.trainer.ppo.run_log.write_origins", lambda config, folder: None)
+    monkeypatch.setattr(os, "fsync", fsync)
+    log = run_log(tmp_path, console="off")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        log.open(tmp_path / "run", 3)
+    log.close()
+    assert (tmp_path / "run" / "config.yaml").read_text() == "of the run before"
 
 
 def test_two_samples_out_of_five_are_printed(tmp_path, capsys):

@@ -175,6 +175,14 @@ def test_the_view_fits_terminals_of_every_size(width: int, height: int, encoding
     assert len(lines) <= max(height, 19)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ["\n", "漢"])
+def test_a_long_response_is_drawn_as_fast_as_a_short_one(piece: str) -> None:
+    state = state_of(0.5)
+    state.sample["response"] = f"it begins {piece * (5_000_000 // len(piece))}"
+    assert "it begins" in drawn(state, 80, 24)
+
+
 def test_before_the_first_numbers_it_says_so() -> None:
     assert "Loading" in drawn(RunState(total_steps=10), 80, 24)
 

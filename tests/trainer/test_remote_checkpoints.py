@@ -1,6 +1,9 @@
 """Checkpoints at a URL: whole or not at all, never in the way of training, and found by a run on another machine."""
 
+import multiprocessing
+import os
 import shutil
+import signal
 import threading
 
 import fsspec
@@ -13,6 +16,7 @@ from burnish.trainer.ppo.checkpoints.remote import Uploads, is_copied, newest_re
 from burnish.trainer.ppo.checkpoints.resume import find
 from burnish.utils import storage
 from burnish.utils.errors import CheckpointError, StorageError
+from burnish.utils.storage import folders as storage_folders
 from tests.trainer.test_checkpoints import Told, manager_of, names, save
 
 
@@ -58,6 +62,32 @@ def test_a_machine_with_an_older_checkpoint_of_the_run_takes_the_newer_one(tmp_p
     other.folder.begin_run()
     save(other, 1)
     assert [path.name for path in find(other)] == ["global_step_1"]
+
+
+def test_what_a_killed_start_has_fetched_goes_with_the_next_save(tmp_path, url):
+    manager = manager_of(tmp_path / "here", default_hdfs_dir=url)
+    save(manager, 1)
+    manager.finish()
+    there = manager_of(tmp_path / "there", default_hdfs_dir=url)
+    start = multiprocessing.get_context("fork").Process(target=_killed_while_fetching, args=(there,))
+    start.start()
+    start.join()
+    assert start.exitcode == -signal.SIGKILL
+    (left,) = (path.name for path in (tmp_path / "there").iterdir() if path.is_dir())
+    assert find(there) == [tmp_path / "there" / "global_step_1"]
+    save(there, 2)
+    there.finish()
+    assert {path.name for path in (tmp_path / "there").iterdir() if path.is_dir()} == {"global_step_1", "global_step_2"}
+    assert "global_step_1" in left
+
+
+def _killed_while_fetching(manager):
+    def fetch(url, facts, folder):
+        (folder / "half").write_text("of it")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    storage_folders.fetch = fetch
+    find(manager)
 
 
 def test_half_a_copy_is_none(tmp_path, url):

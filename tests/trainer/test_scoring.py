@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from burnish.trainer.ppo.baselines import add_reward_baselines, drop_rows_without_baseline, one_row_per_prompt
-from burnish.trainer.ppo.scoring import add_reward_components, as_numbers, merge_rounds, reward_number
+from burnish.trainer.ppo.scoring import add_reward_components, as_numbers, merge_rounds, reward_number, score_batch
 from burnish.utils.errors import RewardError
 from tests.trainer.scored_batches import scored
 
@@ -92,3 +92,10 @@ def test_the_greedy_rows_are_one_a_prompt_under_a_sample_number_of_their_own():
     assert list(rows.non_tensor_batch["uid"]) == ["b", "a"]
     assert list(rows.non_tensor_batch["sample_index"]) == [2, 2]
     assert list(batch.non_tensor_batch["sample_index"]) == [0, 1, 0, 1]
+
+
+def test_a_manager_that_returns_a_tensor_is_told_what_is_wanted():
+    with pytest.raises(
+        RewardError, match="manager function returned Tensor, and a burnish.reward.RewardResult is wanted"
+    ):
+        score_batch(lambda batch: torch.zeros(2, 3), scored("aa", [1, 0]))

@@ -177,6 +177,17 @@ def test_one_response_each_is_compared_by_mcnemars_exact_test() -> None:
     assert (back.p_value, back.mean) == (found.p_value, -found.mean)
 
 
+@pytest.mark.timeout(20)
+def test_the_exact_test_of_many_prompts_takes_little_time() -> None:
+    num_better, num_worse = 20_300, 19_700
+    second = np.array([1.0] * num_better + [0.0] * num_worse)
+    found = statistics.compare(1 - second, second)
+    # With a correction for continuity the normal distribution is as good.
+    deviations = (num_better - num_worse - 1) / math.sqrt(num_better + num_worse)
+    assert found.test == "mcnemar"
+    assert found.p_value == pytest.approx(math.erfc(deviations / math.sqrt(2)), rel=0.01)
+
+
 def test_shares_of_several_responses_are_compared_by_all_flips_of_signs() -> None:
     def of_all_flips(differences: np.ndarray) -> float:
         sums = [abs(sum(signs * differences)) for signs in itertools.product((-1, 1), repeat=len(differences))]

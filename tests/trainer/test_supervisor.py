@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from burnish.trainer import supervisor
 from burnish.utils.events import read_events
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Orphans are adopted on Linux only.")
@@ -222,6 +224,38 @@ def test_the_training_ends_with_its_supervisor(start, tmp_path):
     while is_alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+class Clock:
+    """Time that goes on while somebody sleeps; a training that runs for an hour of it."""
+
+    def __init__(self, beat) -> None:
+        self.now, self.pid, self._beat = 0.0, 7, beat
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._beat(self.now)
+
+    def poll(self) -> int | None:
+        return 0 if self.now > 3600 else None
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_training_whose_heartbeat_finds_no_room_on_the_disk_is_not_taken_for_silent(tmp_path, monkeypatch, is_alive):
+    file, ended = tmp_path / "heartbeat.json", []
+    file.write_text(json.dumps({"time": 0.0, "pid": 7, "stage": "gen"}))
+    clock = Clock(lambda now: os.utime(file, (now, now)) if is_alive else None)
+    monkeypatch.setattr(supervisor, "time", clock)
+    trainer = SimpleNamespace(default_local_dir=str(tmp_path), max_restarts=3, stage_timeout=60.0)
+    watching = supervisor.Supervisor([], SimpleNamespace(trainer=trainer))
+    monkeypatch.setattr(watching, "_end_silent", lambda child: ended.append(clock.now) or setattr(clock, "now", 4000))
+    watching._wait(clock)
+    assert bool(ended) != is_alive
 
 
 def test_a_process_without_supervisor_knows_it(monkeypatch):

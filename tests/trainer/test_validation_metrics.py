@@ -58,6 +58,16 @@ def test_float_rewards_alone_give_a_core_metric_per_source():
     assert metrics["val-core/y/reward/mean@1"] == 0.5
 
 
+@pytest.mark.timeout(20)
+def test_many_sources_take_the_time_of_their_rows():
+    num_sources, num_rows = 1000, 30_000
+    extras = {"acc": 1.0, "format": True, "length": 5}
+    rows = [(f"p{row}", f"s{row % num_sources}", 1.0, True, extras) for row in range(num_rows)]
+    metrics = metrics_of(rows, tuple(extras))
+    assert all(metrics[f"val-core/s{source}/acc/mean@1"] == 1.0 for source in range(num_sources))
+    assert all(metrics[f"val-aux/s{source}/num_prompts"] == num_rows / num_sources for source in range(num_sources))
+
+
 def test_one_sample_a_prompt_has_a_mean_and_nothing_of_several():
     metrics = metrics_of(samples([[1.0], [0.0]]))
     assert [name for name in metrics if "@" in name] == ["val-core/x/reward/mean@1", "val-aux/x/reward/stderr@1"]

@@ -1,5 +1,6 @@
 """A run's heartbeat is written, what stands still is told, and what does not come back is ended."""
 
+import errno
 import json
 import os
 import threading
@@ -66,6 +67,21 @@ def test_the_heartbeat_tells_step_stage_and_workers(trainer, tmp_path):
         assert worker["since"] <= said["time"]
     assert heartbeat(tmp_path)["stage"] == "ended"
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_on_a_full_disk_the_time_of_the_heartbeats_file_tells_that_the_run_lives(trainer, tmp_path, monkeypatch):
+    running = watch(trainer, tmp_path)
+    running._write_heartbeat()
+    os.utime(tmp_path / "heartbeat.json", (1, 1))
+
+    def write_text(*args, **keys):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    trainer.current_stage = "update_actor"
+    running._write_heartbeat()
+    assert heartbeat(tmp_path)["stage"] == "gen"
+    assert (tmp_path / "heartbeat.json").stat().st_mtime > 1
 
 
 def waits_for_something(seconds: float) -> None:

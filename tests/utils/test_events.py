@@ -1,13 +1,16 @@
 """The events of a run: whole lines, whoever writes them, and never an error of their own."""
 
+import errno
 import fcntl
 import json
 import multiprocessing
+import os
 
 import pytest
 
+from burnish.utils.errors import ConfigError
 from burnish.utils.events import EventLog, read_events
-from burnish.utils.json_lines import encode_line, read_lines, replacing
+from burnish.utils.json_lines import encode_line, read_lines, replacing, write_atomically
 
 
 def test_an_event_is_a_line_with_time_step_kind_and_whatever_is_known(tmp_path):
@@ -55,6 +58,26 @@ def test_who_holds_the_file_locked_and_never_lets_go_stops_nobody_from_writing(t
     with (tmp_path / "events.jsonl").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         EventLog(tmp_path).write("end", "two")
+    assert [event["kind"] for event in read_events(tmp_path)] == ["start", "end"]
+
+
+def test_a_line_of_which_a_full_disk_takes_a_part_is_told_and_takes_no_other_with_it(tmp_path, caplog, monkeypatch):
+    log, write, room = EventLog(tmp_path), os.write, 10
+
+    def write_to_a_full_disk(handle, data):
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written, room = write(handle, data[:room]), 0
+        return written
+
+    log.write("start", "one")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write_to_a_full_disk)
+        log.write("warning", "two")
+    assert "cannot be written" in caplog.text
+    assert os.strerror(errno.ENOSPC) in caplog.text
+    log.write("end", "three")
     assert [event["kind"] for event in read_events(tmp_path)] == ["start", "end"]
 
 
@@ -115,3 +138,47 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
         _write_half(temporary)
     assert path.read_text() == "one"
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+def test_two_that_write_a_file_at_once_do_not_write_into_each_others(tmp_path):
+    path = tmp_path / "file.jsonl"
+
+    def rows():
+        yield {"of": "first"}
+        with pytest.raises(ConfigError, match=r"file\.jsonl: another process is writing this file"):
+            write_atomically(path, [{"of": "second"}] * 2)
+        yield {"of": "first"}
+
+    write_atomically(path, rows())
+    assert [row["of"] for row in read_lines(path)] == ["first", "first"]
+    write_atomically(path, [{"of": "third"}])
+    assert [row["of"] for row in read_lines(path)] == ["third"]
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path):
+    path = tmp_path / "file"
+    with replacing(path) as temporary:
+        temporary.write_text("old")
+        name = temporary
+    name.write_text("a longer text than the next one")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    assert path.read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_takes_the_place_of_no_link_and_of_nothing_that_is_no_file(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link", tmp_path / "elsewhere" / "file"
+    link.symlink_to(target)
+    for text in ("one", "two"):
+        with replacing(link) as temporary:
+            temporary.write_text(text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with replacing(tmp_path / "pipe") as temporary:
+        temporary.write_text("three")
+    assert os.read(reader, 100) == b"three"
+    os.close(reader)

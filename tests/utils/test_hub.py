@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -169,23 +171,32 @@ def test_a_folder_goes_before_the_hub(cache, asked, tmp_path, monkeypatch):
 
 @pytest.fixture
 def served():
-    """A hub that answers as its attribute ``status`` says (None: not at all) and counts the requests."""
+    """A hub that answers as its attribute ``status`` says (None: not at all; 0: it breaks the connection off; of a list the
+    first and then the next, the last one ever after), with the headers ``headers``, and counts the requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
-            self.server.requests.append(self.path)
-            if self.server.status is None:
-                self.server.over.wait(60)
+            server = self.server
+            server.requests.append(self.path)
+            status = server.status
+            if isinstance(status, list):
+                status = status.pop(0) if len(status) > 1 else status[0]
+            if status is None:
+                server.over.wait(60)
                 return
-            self.send_response(self.server.status)
-            self.send_header("Content-Length", "0")
+            if status == 0:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            self.send_response(status)
+            for name, value in {"Content-Length": "0", **server.headers}.items():
+                self.send_header(name, value)
             self.end_headers()
 
         def log_message(self, *args):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.status, server.over = [], None, threading.Event()
+    server.requests, server.status, server.headers, server.over = [], None, {}, threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.over.set()
@@ -213,6 +224,7 @@ def run(code: str, tmp_path: Path, server, **environment: str) -> str:
 
 CHECKS = """
 from burnish.utils import hub
+hub._SECONDS_TO_ASK_AGAIN, hub._SECONDS_OF_TROUBLE = 0.01, 0.1
 from burnish.utils.errors import ModelError
 for name in ("org/model", "org/other"):
     try:
@@ -241,24 +253,63 @@ def test_silence_and_a_broken_server_are_told_and_a_refusal_is_left_to_the_libra
         assert printed.count("left to the library") == 2
     else:
         assert printed.count(f"cannot be reached ({said})") == 2
+    is_busy = status in (503, 429)
+    assert (len(served.requests) > 1) == is_busy
+    again = f"The hub is busy (it answers with status {status}) and is asked again for up to 0.1 s."
+    assert printed.count(again) == printed.count("asked again") == is_busy
+
+
+PATIENT = CHECKS.replace("0.01, 0.1", "0.01, 100.0")
+
+
+@pytest.mark.parametrize("passing", [503, 500, 429, 0])
+@pytest.mark.parametrize("then", [200, 404, 401])
+def test_a_hub_that_is_busy_for_a_moment_is_asked_again(served, tmp_path, passing, then):
+    served.status = [passing, passing, then]
+    printed = run(PATIENT, tmp_path, served, HF_HUB_ETAG_TIMEOUT="120")
+    assert printed.count("left to the library") == 2
+    assert printed.count("The hub is busy") == 1
+    assert len(served.requests) == 3
+
+
+def test_the_hub_is_asked_again_as_late_as_it_wants_and_not_where_that_is_too_late(served, tmp_path):
+    served.status, served.headers = [429, 503, 200], {"Retry-After": "1"}
+    started = time.monotonic()
+    assert "left to the library" in run(PATIENT, tmp_path, served, HF_HUB_ETAG_TIMEOUT="120")
+    assert time.monotonic() - started >= 2
+    assert len(served.requests) == 3
+    served.requests.clear()
+    served.status, served.headers = 503, {"Retry-After": "3600"}
+    assert "(it answers with status 503)" in run(PATIENT, tmp_path, served, HF_HUB_ETAG_TIMEOUT="120")
     assert len(served.requests) == 1
+
+
+def test_a_hub_that_is_not_there_is_asked_once(asked, cache):
+    started = time.monotonic()
+    with pytest.raises(ModelError):
+        hub.check_model(NAME)
+    assert len(asked) == 1
+    assert time.monotonic() - started < hub._SECONDS_TO_ASK_AGAIN
 
 
 LOADS = """
 from burnish.model.load import load_config
 from burnish.render import load_tokenizer
 from burnish.utils import hub
-hub.check_model("org/model", weights=False)
+hub._SECONDS_OF_TROUBLE = 0
+ASK
 print(len(load_tokenizer("org/model")), load_config("org/model").model_type)
 """
 
 
-def test_a_copy_loads_with_one_request_to_a_hub_that_is_down(served, tmp_path):
+@pytest.mark.parametrize("first", ['hub.check_model("org/model", weights=False)', 'load_config("org/model")'])
+def test_a_copy_loads_with_one_request_to_a_hub_that_is_down(served, tmp_path, first):
+    """Workers of other machines than the driver's load without having asked before."""
     served.status = 503
     model = REPO / "examples" / "tiny_model" / "model"
     texts = {file.name: file.read_text() for file in model.iterdir() if file.suffix in (".json", ".jinja")}
     put_into_cache(tmp_path / "home" / "hub", NAME, texts)
-    printed = run(LOADS, tmp_path, served, HF_HUB_ETAG_TIMEOUT="120")
+    printed = run(LOADS.replace("ASK", first), tmp_path, served, HF_HUB_ETAG_TIMEOUT="120")
     assert "llama" in printed
     assert "the copy in the cache is used" in printed
     assert len(served.requests) == 1

@@ -1,6 +1,8 @@
 """Places that URLs name: read, copied whole or not at all, and told of without their passwords."""
 
+import errno
 import json
+import os
 import threading
 import uuid
 from pathlib import Path
@@ -165,6 +167,19 @@ def test_a_url_is_fetched_once_and_again_when_it_changes(place: str, tmp_path: P
     assert (Path(first) / "manifest.json").read_text() == '{"step": 3}', "who uses the old copy keeps it"
 
 
+def test_a_copy_that_is_there_can_be_had_from_a_cache_that_cannot_be_written(place: str, cached: Path, monkeypatch):
+    storage.write_text(storage.join(place, "reward.py"), "x = 1")
+    local = storage.localize(storage.join(place, "reward.py"))
+    cache._localized.cache_clear()
+
+    def read_only(self, *args, **keys):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("mkdir", "open"):
+        monkeypatch.setattr(Path, name, read_only)
+    assert storage.localize(storage.join(place, "reward.py")) == local
+
+
 def test_a_damaged_copy_is_fetched_again(place: str, tmp_path: Path, cached: Path) -> None:
     storage.upload_folder(checkpoint(tmp_path / "model"), place)
     copy = Path(storage.localize(place))
@@ -178,6 +193,14 @@ def test_a_url_of_one_file_is_a_file(place: str, cached: Path) -> None:
     local = Path(storage.localize(storage.join(place, "reward.py")))
     assert local.name == "reward.py"
     assert local.read_text() == "x = 1"
+
+
+@pytest.mark.parametrize("name", ["a" * 249 + ".jsonl", "\u8bad\u7ec3" * 40 + ".jsonl"])
+def test_a_name_as_long_as_one_can_be_is_fetched_like_any(tmp_path: Path, cached: Path, name: str) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / name).write_text("x")
+    local = Path(storage.localize(f"file://{tmp_path}/store/{name}"))
+    assert (local.name, local.read_text()) == (name, "x")
 
 
 def test_an_interrupted_download_leaves_no_copy_and_goes_on(

@@ -3,6 +3,7 @@
 Fakes stand for the packages, and record; where a package is installed its own files are read, too.
 """
 
+import errno
 import json
 import math
 import os
@@ -79,6 +80,22 @@ def fakes(monkeypatch):
     for name in ("wandb", "swanlab", "trackio"):
         monkeypatch.setitem(sys.modules, name, fakes)
     return fakes
+
+
+def test_a_service_gets_every_step_also_while_the_disk_is_full(tmp_path, fakes, monkeypatch):
+    taken, write_text = [], Path.write_text
+
+    def write_text_while_there_is_room(self, *args, **keys):
+        # Of the run's name and of its first step.
+        if len(taken) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken.append(self)
+        return write_text(self, *args, **keys)
+
+    monkeypatch.setattr(Path, "write_text", write_text_while_there_is_room)
+    attempt(tmp_path, "wandb", [1, 2, 3])
+    assert [step for step, _ in fakes.logs] == [1, 2, 3]
+    assert json.loads((tmp_path / "tracking" / "wandb.json").read_text())["last_step"] == 1
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])

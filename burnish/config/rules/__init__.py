@@ -10,7 +10,7 @@ from burnish.config.rules import sft
 from burnish.config.rules.bare_names import BARE_NAMES
 from burnish.config.rules.no_effect import NO_EFFECT
 from burnish.config.rules.refused import REFUSED, Refusal
-from burnish.config.rules.renamed import GLOBAL_MICRO_BATCHES, RENAMED, rename
+from burnish.config.rules.renamed import GLOBAL_MICRO_BATCHES, ONCE_NULL, RENAMED, rename
 
 __all__ = [
     "BARE_NAMES",
@@ -48,6 +48,7 @@ class Rules:
     no_effect: Mapping[str, str]
     refused: Mapping[str, Refusal]
     global_micro_batches: Mapping[str, str]
+    once_null: frozenset[str] = frozenset()
 
     def rename(self, key: str) -> str:
         """The name that ``key`` has in the tree (its own, where it has no other)."""
@@ -59,7 +60,13 @@ class Rules:
         return [name for table in tables for name in table if "*" not in name]
 
 
-RL = Rules(renamed=RENAMED, no_effect=NO_EFFECT, refused=REFUSED, global_micro_batches=GLOBAL_MICRO_BATCHES)
+RL = Rules(
+    renamed=RENAMED,
+    no_effect=NO_EFFECT,
+    refused=REFUSED,
+    global_micro_batches=GLOBAL_MICRO_BATCHES,
+    once_null=ONCE_NULL,
+)
 SFT = Rules(
     renamed=sft.RENAMED,
     no_effect=sft.NO_EFFECT,

@@ -66,6 +66,12 @@ _VETO = Refusal(
 )
 
 REFUSED: dict[str, Refusal] = {
+    # Where the others come from.
+    "hydra.searchpath": Refusal(harmless=(None, []), reason="a folder of YAML files is named by --config-path"),
+    "model_engine": Refusal(
+        harmless=("dp", "fsdp", "fsdp2", None),
+        reason="Megatron, VeOmni and torchtitan do not exist in burnish yet; FSDP2 is the one engine",
+    ),
     # Model.
     "actor_rollout_ref.hybrid_engine": Refusal(
         harmless=(True, None), reason="the policy is trained and generates in the same workers"
@@ -75,6 +81,11 @@ REFUSED: dict[str, Refusal] = {
             harmless=(None,), reason="a model's configuration lies beside it; model.override_config replaces entries"
         )
         for model in (_MODEL, "critic.model")
+    },
+    **{
+        f"{model}.override_config.{name}": Refusal(harmless=(None,), reason="the precision is fsdp_config.dtype")
+        for model in (_MODEL, "critic.model")
+        for name in ("torch_dtype", "dtype")
     },
     **{f"{model}.lora.{name}": _LORA for model in (_MODEL, "critic.model") for name in ("rank", "adapter_path")},
     **{
@@ -103,6 +114,7 @@ REFUSED: dict[str, Refusal] = {
         harmless=(None,),
         reason="finding the micro-batch from the memory does not exist yet; set ppo_micro_batch_size_per_gpu",
     ),
+    f"{_REF}.model": _yet("a reference of another model does"),
     f"{_REF}.model.path": _yet("a reference of another model does"),
     **{f"{model}.router_replay.mode": _yet("router replay does", "disabled", None) for model in (_ACTOR, _REF)},
     f"{_ACTOR}.megatron.*": _yet("Megatron does"),
@@ -136,6 +148,7 @@ REFUSED: dict[str, Refusal] = {
         reason="vLLM spreads experts over all workers of an engine: rollout.engine_kwargs.vllm.enable_expert_parallel=true",
     ),
     f"{_ROLLOUT}.over_sample_rate": _yet("over-sampling does", 0, None),
+    f"{_ROLLOUT}.use_fire_sampling": _yet("a first token sampled at another temperature does", False, None),
     f"{_ROLLOUT}.skip_rollout": _REPLAY,
     **{f"skip.{name}.enable": _REPLAY for name in ("rollout", "rollout_tq", "async_rollout")},
     f"{_ROLLOUT}.nnodes": _yet("rollouts on nodes of their own do", 0, None),
@@ -152,6 +165,15 @@ REFUSED: dict[str, Refusal] = {
     f"{_ROLLOUT}.multi_turn.tool_config_path": _TOOLS,
     f"{_ROLLOUT}.multi_turn.interaction_config_path": _TOOLS,
     f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": _TOOLS,
+    f"{_ROLLOUT}.multi_turn.completion_callback": _TOOLS,
+    # As an older agent, whose turns search, calls them.
+    f"{_ROLLOUT}.n_agent": _yet("agents and tools do", 1, None),
+    f"{_ACTOR}.state_masking": _MULTI_TURN,
+    "data.max_start_length": _TOOLS,
+    "data.max_obs_length": _TOOLS,
+    "do_search": _MULTI_TURN,
+    "max_turns": _yet("agents and tools do", 1, None),
+    "retriever.*": _TOOLS,
     f"{_ROLLOUT}.agent.default_agent_loop": _yet("agents and tools do", "single_turn_agent", None),
     f"{_ROLLOUT}.agent.agent_loop_config_path": _TOOLS,
     f"{_ROLLOUT}.agent.agent_loop_manager_class": _TOOLS,
@@ -172,7 +194,7 @@ REFUSED: dict[str, Refusal] = {
     "data.datagen.name": _yet("generating data in the run does"),
     # Rewards.
     "reward.reward_model.rollout.name": Refusal(
-        harmless=(None, "hf", "vllm", "sglang"),
+        harmless=(None, "hf", "vllm", "sglang", "???"),
         reason="a reward model is a sequence classifier, computed by its own workers. A generative one is a judge behind a "
         "server: reward.judge.url and reward.judge.model",
     ),
@@ -189,6 +211,10 @@ REFUSED: dict[str, Refusal] = {
     "trainer.v1.trainer_mode": Refusal(
         harmless=("sync", None), reason="asynchronous training does not exist in burnish yet"
     ),
+    **{
+        name: Refusal(harmless=(None,), reason="asynchronous training does not exist in burnish yet")
+        for name in ("async_training.*", "rollout.nnodes", "rollout.n_gpus_per_node", "rollout.total_rollout_steps")
+    },
     "trainer.v1.sampler.custom_sampler.path": Refusal(
         harmless=(None,), reason="a sampler of prompts is named by data.sampler.class_path"
     ),

@@ -14,11 +14,22 @@ RENAMED = {
     "reward_model.reward_manager": "reward.reward_manager.name",
     "reward_model.reward_kwargs.*": "reward.reward_kwargs.*",
     "reward_model.sandbox_fusion.*": "reward.sandbox_fusion.*",
+    "reward_model.sandbox_fusion_url": "reward.sandbox_fusion.url",
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.*": "reward.reward_model.*",
     "reward.profiler.*": "reward.reward_model.profiler.*",
     "trainer.profile_steps": "global_profiler.steps",
+    **{
+        f"{profiler}.discrete": f"{profiler}.tool_config.torch.discrete"
+        for profiler in (
+            f"{_ACTOR}.profiler",
+            "actor_rollout_ref.ref.profiler",
+            f"{_ROLLOUT}.profiler",
+            "critic.profiler",
+            "reward.reward_model.profiler",
+        )
+    },
     "reward.custom_reward_function.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
     "reward.reward_model.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
     "reward.reward_model.inference.*": "reward.reward_model.rollout.*",
@@ -73,7 +84,10 @@ RENAMED = {
     f"{_ACTOR}.rollout_n": f"{_ROLLOUT}.n",
     "actor_rollout_ref.ref.rollout_n": f"{_ROLLOUT}.n",
     "critic.rollout_n": f"{_ROLLOUT}.n",
+    f"{_ACTOR}.checkpoint.contents": f"{_ACTOR}.checkpoint.save_contents",
+    "critic.checkpoint.contents": "critic.checkpoint.save_contents",
     f"{_ROLLOUT}.max_new_tokens": f"{_ROLLOUT}.response_length",
+    f"{_ROLLOUT}.update_weights_bucket_megabytes": f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
     f"{_ACTOR}.use_torch_compile": f"{_ACTOR}.fsdp_config.use_torch_compile",
     "actor_rollout_ref.ref.use_torch_compile": "actor_rollout_ref.ref.fsdp_config.use_torch_compile",
     f"{_ACTOR}.ppo_infer_micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
@@ -81,8 +95,14 @@ RENAMED = {
     "data.tokenizer": "actor_rollout_ref.model.tokenizer_path",
     "algorithm.rollout_correction.bypass_old_logprob_for_rollout": "algorithm.rollout_correction.bypass_mode",
     "trainer.val_freq": "trainer.test_freq",
+    "trainer.val_generations_to_log_to_wandb": "trainer.log_val_generations",
     "trainer.micro_batch_size": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
 }
+
+# Keys that files for verl have at null, which stands for the default here.
+ONCE_NULL = frozenset(
+    (f"{_ACTOR}.optim.min_lr_ratio", "critic.optim.min_lr_ratio", f"{_ACTOR}.policy_loss.dro_beta"),
+)
 
 # Counted over all workers in older scripts; here they count for each worker.
 GLOBAL_MICRO_BATCHES = {

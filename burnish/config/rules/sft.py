@@ -21,6 +21,7 @@ _PLACES = {
     "global_profiler.": "global_profiler.",
     "trainer.": "trainer.",
     "ray_kwargs.": "ray_kwargs.",
+    "hydra.": "hydra.",
 }
 
 
@@ -35,6 +36,8 @@ def _shared(table: Mapping[str, V]) -> dict[str, V]:
 
 def _shared_names() -> dict[str, str]:
     names = {_moved(old): _moved(new) for old, new in renamed.RENAMED.items()}
+    # Responses are shown in reinforcement learning alone.
+    names.pop("trainer.val_generations_to_log_to_wandb")
     return {old: new for old, new in names.items() if old is not None and new is not None}
 
 
@@ -91,8 +94,16 @@ _DICT_KEYS = Refusal(
     "data.response_key=extra_info.answer",
 )
 
+# What stands in for a whole section is the engine that it is for.
+_OTHER_ENGINES = Refusal(
+    harmless=("fsdp", "fsdp2", None),
+    reason="Megatron, VeOmni, torchtitan and AutoModel do not exist in burnish yet; FSDP2 is the one engine",
+)
+
 REFUSED: dict[str, Refusal] = {
     **_shared(refused.REFUSED),
+    "engine": _OTHER_ENGINES,
+    "optim": _OTHER_ENGINES,
     "data.prompt_dict_keys": _DICT_KEYS,
     "data.response_dict_keys": _DICT_KEYS,
     "data.enable_thinking_default": Refusal(

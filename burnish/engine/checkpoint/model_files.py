@@ -26,6 +26,7 @@ from burnish.engine.weights_out import named_weights, weight_shapes
 from burnish.model import lora
 from burnish.model.policy import ValueModule
 from burnish.model.verl_shards import VerlWeights, as_value_function
+from burnish.utils import local_paths
 from burnish.utils.model_folder import is_verl_folder
 
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -286,15 +287,15 @@ def _go_through(stream: Iterable[Any]) -> None:
 
 def has_value_head(path: str) -> bool:
     """Whether the folder ``path`` holds a value head beside its model."""
-    return (Path(path).expanduser() / VALUE_HEAD_FILE).exists()
+    return (local_paths.expanded(path) / VALUE_HEAD_FILE).exists()
 
 
 def load_value_head(module: ValueModule, path: str) -> None:
     """Takes the value head from the folder ``path`` where it has one; else the head stays at zero."""
-    file = Path(path).expanduser() / VALUE_HEAD_FILE
+    file = local_paths.expanded(path) / VALUE_HEAD_FILE
     head: dict[str, Tensor] = {}
     if is_verl_folder(path):
-        head = as_value_function(VerlWeights(Path(path).expanduser()))
+        head = as_value_function(VerlWeights(local_paths.expanded(path)))
     if file.exists():
         head = load_file(file)
     if _VALUE_HEAD + "weight" in head:

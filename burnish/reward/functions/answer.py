@@ -60,8 +60,10 @@ _BRACE_OR_ESCAPE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_CONTENT = re.compile(r"[^\s$]+")
 _STATED = re.compile(r"\banswer\b[ \t*]*(?:is\b|:|=)[\s*:]*(?:(?:\\\[|\$\$)[ \t]*\n\s*)?([^\n]*)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.。](?:\s|$)")
-# A reason in brackets behind an answer: "34 (since 17 * 2 = 34)".
-_REASON = re.compile(r"[ \t]+\((?:since|because|as|so|from|by|using|where|which|i\.e\.)(?![A-Za-z]).*", re.IGNORECASE)
+# A reason in brackets behind an answer: "34 (since 17 * 2 = 34)". Blanks without one are looked through once.
+_REASON = re.compile(
+    r"(?<![ \t])[ \t]+\((?:since|because|as|so|from|by|using|where|which|i\.e\.)(?![A-Za-z]).*", re.IGNORECASE
+)
 # A digit, mathematics or a lone letter: what an answer has that is no remark.
 _SAYS_SOMETHING = re.compile(r"[0-9$\\=]|^\W*\w\W*$")
 

@@ -12,7 +12,8 @@ from burnish.reward.functions.reference import unusable_truth
 from burnish.reward.sandbox import SandboxSettings
 from burnish.utils.errors import ConfigError, RewardError
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+# Possessive: where nothing closes a fence, all that follows is looked through once.
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[^\n]*+\n(.*?)^[ \t]*+```", re.MULTILINE | re.DOTALL)
 _LANGUAGES = ("", "python", "python3", "py")
 _METHODS = ("fraction", "all")
 # All tests of a response together, in time limits of one: so that it ends before `reward.timeout` does.

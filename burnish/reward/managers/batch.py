@@ -1,10 +1,9 @@
 """The manager that calls the reward function once for all responses."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnish.reward.compute_score import ScoreFunction
+from burnish.reward.compute_score import ScoreFunction, check_takes
 from burnish.reward.managers.base import BaseRewardManager, register_reward_manager
 from burnish.reward.outcome import Outcome
 from burnish.reward.scorers import InDriver, Scorer, check_can_travel, is_built_in, make_pool
@@ -56,21 +55,15 @@ def check_batch_function(
             "reward.reward_manager.name=batch needs a function of your own that takes all responses at once: "
             f"reward.custom_reward_function.path=my_reward.py with compute_score({_SIGNATURE})."
         )
-    if not callable(function):
-        raise ConfigError(f"{name}: this is {type(function).__name__}, not a function.")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        # Some builtins do not say what they take.
-        return
-    try:
-        signature.bind(data_sources=[], solution_strs=[], ground_truths=[], extra_infos=[], **(reward_kwargs or {}))
-    except TypeError as error:
-        raise ConfigError(
-            f"{name}: reward.reward_manager.name=batch calls a reward function with the keywords {_SIGNATURE}, lists of one "
-            f"entry a response, but this one is {signature}: {error}. Name its parameters so, or take another manager, which "
-            f"calls it for each response."
-        ) from error
+    keywords: dict[str, Any] = {"data_sources": [], "solution_strs": [], "ground_truths": [], "extra_infos": []}
+    check_takes(
+        function,
+        keywords,
+        reward_kwargs,
+        name,
+        f"reward.reward_manager.name=batch calls a reward function with the keywords {_SIGNATURE}, lists of one entry a response",
+        "take another manager, which calls it for each response",
+    )
 
 
 def _as_lists(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

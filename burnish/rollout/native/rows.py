@@ -148,7 +148,8 @@ class Rows:
         self._truncated: np.ndarray = np.zeros((num_rows, first), dtype=np.float32)
         self._stops = np.full((num_rows, 8), -1, dtype=np.int32)
         self._truncates = np.zeros(num_rows, dtype=bool)
-        self._seen_changed = False
+        # Where the device has noted what each row has seen; -1: nowhere yet.
+        self._seen_rows = np.full(num_rows, -1, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -202,7 +203,7 @@ class Rows:
             self.set_blocks(row)
         self._counts[first:end] = 0
         self._truncates[first:end] = [sequence.sampling.truncates for sequence in sequences]
-        self._seen_changed = True
+        self._seen_rows[first:end] = -1
 
     def _set_stops(self, row: int, ids: Sequence[int]) -> None:
         missing = len(ids) - self.num_stops
@@ -249,9 +250,8 @@ class Rows:
         self.sequences = [self.sequences[row] for row in order]
         indices = list(order)
         others = (self._tables, self._num_blocks, self._slots, self._counts, self._stops, self._truncates)
-        for array in (*self._arrays.values(), *others):
+        for array in (*self._arrays.values(), *others, self._seen_rows):
             array[: len(indices)] = array[indices]
-        self._seen_changed = True
 
     def upload(self, state: DecodeState, num_rows: int) -> None:
         """Makes ``state`` say what the arrays say; rows up to ``num_rows`` that hold no sequence are idle."""
@@ -268,18 +268,24 @@ class Rows:
         state.stop_ids[:num_rows, self.num_stops :] = -1
         state.step.zero_()
         # Only then: once a row has had a penalty, the state has room for what rows have seen for good.
-        if self.penalises and state.seen is not None and self._seen_changed:
+        if self.penalises and state.seen is not None:
             self._upload_seen(state.seen)
-            self._seen_changed = False
 
     def _upload_seen(self, seen: Tensor) -> None:
-        seen[: len(self)] = False
-        for row, sequence in enumerate(self.sequences):
+        """Rows that were there before take what is noted of them along, as the device has gone on with it; of others it is noted
+        now, which takes time with each of their tokens."""
+        rows, places = np.arange(len(self)), self._seen_rows[: len(self)]
+        if (rows == places).all():
+            return
+        seen[: len(self)] = seen[torch.from_numpy(np.maximum(places, 0)).to(seen.device)]
+        for row in np.flatnonzero(places < 0).tolist():
+            seen[row] = False
+            sequence, slot, count = self.sequences[row], self._slots[row], self._counts[row]
             if sequence.sampling.repetition_penalty != 1:
-                slot, count = self._slots[row], self._counts[row]
                 sampled = self._token_ids[slot, :count].astype(np.int64)
                 ids = np.concatenate([np.asarray(sequence.context, dtype=np.int64), sampled])
                 seen[row, torch.from_numpy(ids).to(seen.device)] = True
+        places[:] = rows
 
     def read(self, state: DecodeState, steps: int, truncates: bool) -> Window:
         """What the last ``steps`` steps gave; the arrays take it over."""

@@ -6,10 +6,13 @@ which takes the files into the model and tells the fingerprints of what the mode
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,16 @@ from burnish.config.rollout import ServerConfig
 from burnish.rollout.base import WeightStream
 from burnish.rollout.vllm.http_client import Interrupted, Refused
 from burnish.rollout.vllm.server_facts import ServerFacts
+from burnish.utils import local_paths
 from burnish.utils.errors import BurnishError, ConfigError, RolloutError
 
 _KEY = "actor_rollout_ref.rollout.server"
 _RPC = "/collective_rpc"
 _FILE_BYTES = 1 << 30
+_HANDED_OVER = re.compile(r"policy-\d+-[a-z0-9_]{8}")
+"""Names of the folders that weights are in while servers take them."""
+_SECONDS_OF_A_FILE = 600.0
+"""That writing one file takes at most; then the servers have the time that they are given."""
 
 
 class Handover:
@@ -44,7 +52,7 @@ class Handover:
     def __init__(self, servers: Sequence[ServerFacts], config: ServerConfig, dtype: torch.dtype) -> None:
         assert config.weights_dir is not None, "made only where weights are handed over"
         self._servers, self._config, self._dtype = servers, config, dtype
-        self._folder = Path(config.weights_dir).expanduser().absolute()
+        self._folder = local_paths.expanded(config.weights_dir).absolute()
         self._on_first_rank(self._check)
 
     def send(self, stream: WeightStream, version: int) -> None:
@@ -98,6 +106,7 @@ class Handover:
             shutil.rmtree(probe)
 
     def _send(self, stream: WeightStream, version: int) -> None:
+        self._remove_left_overs()
         folder = Path(tempfile.mkdtemp(dir=self._folder, prefix=f"policy-{version}-"))
         # Servers may run as somebody else.
         folder.chmod(0o755)
@@ -109,6 +118,15 @@ class Handover:
             raise RolloutError(f"{_KEY}.weights_dir={self._folder}: {error.strerror or error}.") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_left_overs(self) -> None:
+        """What runs have left that were killed while they handed weights over: a whole model each, which may fill the memory that
+        the folder is in. Another run may hand over just now."""
+        latest = time.time() - self._config.timeout - _SECONDS_OF_A_FILE
+        for folder in self._folder.iterdir():
+            with suppress(OSError):
+                if _HANDED_OVER.fullmatch(folder.name) and folder.stat().st_mtime < latest:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _take(self, server: ServerFacts, folder: Path, names: Sequence[str], version: int) -> None:
         # Responses that others sample meanwhile stand still, and go on with the new weights.

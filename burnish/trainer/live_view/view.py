@@ -162,10 +162,12 @@ def _sample(state: RunState, console: Console, num_curves: int) -> RenderableTyp
         title += f", right is {printable(str(answer), console.encoding)[:40]}"
     height = max(_LEAST_SAMPLE, console.height - _OTHER_LINES - num_curves + 2)
     inner = max(10, console.width - 4)
-    response, prompt = (printable(str(sample.get(key, "")), console.encoding) for key in ("response", "prompt"))
-    # The prompt's end and the response's beginning belong together.
-    text = Text(prompt[-inner * max(1, height // 3) :], style="dim")
-    text.append(response, style="not dim")
+    # The prompt's end and the response's beginning belong together, as much of them as can be seen: to break all of a long
+    # response into lines may take longer than the step.
+    prompt = str(sample.get("prompt", ""))[-inner * max(1, height // 3) :]
+    response = "\n".join(str(sample.get("response", ""))[: inner * height].split("\n")[:height])
+    text = Text(printable(prompt, console.encoding), style="dim")
+    text.append(printable(response, console.encoding), style="not dim")
     lines = text.wrap(console, inner)
     shown = Text("\n").join(list(lines)[:height])
     return Panel(shown, title=Text(title), title_align="left", border_style="dim")

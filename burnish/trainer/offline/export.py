@@ -80,10 +80,10 @@ def export(options: ExportOptions) -> dict[str, Any]:
         ResourceError: the disk has too little room.
     """
     _check_options(options)
+    out = local_paths.named("--out", options.out).absolute()
     source = find_model(options.checkpoint, role=options.role, base=options.base)
     if options.lora == "adapter" and source.kind != "adapters":
         raise ConfigError(f"--lora=adapter: {source.shown} holds a whole model, no adapter.")
-    out = Path(options.out).expanduser().absolute()
     _check_out(out, source, options.overwrite)
     loaded = _load(source, options)
     _check_room(out, sum(tensor.nbytes for tensor in (*loaded.weights.values(), *loaded.heads.values())))
@@ -187,7 +187,7 @@ def _check_options(options: ExportOptions) -> None:
 def _check_out(out: Path, source: ModelSource, overwrite: bool) -> None:
     """That nothing is lost by writing to ``out``."""
     # Of adapters the base, too: they would be put onto a model that has them already.
-    for folder in (Path(source.folder).expanduser().resolve(), Path(source.model_path).expanduser().resolve()):
+    for folder in (local_paths.expanded(source.folder).resolve(), local_paths.expanded(source.model_path).resolve()):
         place = out.resolve()
         if folder.is_dir() and (place == folder or place in folder.parents or folder in place.parents):
             raise ConfigError(f"--out={out}: this is where the model is read from ({folder}). Name another folder.")

@@ -20,7 +20,7 @@ from burnish.engine.layout import persistent_buffers
 from burnish.model import lora
 from burnish.model.load import eos_token_ids, load_config
 from burnish.protocol import DataProto
-from burnish.rollout import SamplingParams, requests_from_dataproto, responses_to_dataproto
+from burnish.rollout import requests_from_dataproto, responses_to_dataproto, sampling_of
 from burnish.rollout.base import WeightStream, max_sequence_length
 from burnish.rollout.build import build_rollout, rollout_class
 from burnish.trainer.offline.models import load_model, load_source_tokenizer
@@ -119,7 +119,7 @@ class Asking:
         model = load_model(
             asked.source, asked.dtype, trust_remote_code=asked.config.actor_rollout_ref.model.trust_remote_code
         )
-        self.sampling = _sampling(asked.config, eos_token_ids(model, asked.tokenizer))
+        self.sampling = sampling_of(rollout, rollout.val_kwargs, eos_token_ids(model, asked.tokenizer))
         self.rollout = _start_engine(model, asked)
         logger.debug("%s is ready on %s in %s.", rollout.name, asked.device, asked.dtype)
 
@@ -203,27 +203,6 @@ def set_response_length(config: PPOTrainerConfig, length: int) -> None:
     """Responses of up to ``length`` tokens, and room for them behind the longest prompt."""
     rollout = config.actor_rollout_ref.rollout
     rollout.response_length, rollout.max_model_len = length, rollout.prompt_length + length
-
-
-def _sampling(config: PPOTrainerConfig, ends: tuple[int, ...]) -> SamplingParams:
-    """How a run samples in validation."""
-    rollout = config.actor_rollout_ref.rollout
-    source = rollout.val_kwargs
-    return SamplingParams(
-        temperature=source.temperature,
-        top_p=source.top_p,
-        top_k=source.top_k,
-        min_p=source.min_p,
-        repetition_penalty=source.repetition_penalty,
-        do_sample=source.do_sample,
-        max_new_tokens=rollout.response_length,
-        min_new_tokens=source.min_new_tokens,
-        ignore_eos=rollout.ignore_eos,
-        seed=rollout.seed,
-        eos_token_ids=ends,
-        stop_token_ids=tuple(source.stop_token_ids),
-        stop=tuple(source.stop),
-    )
 
 
 def _start_engine(model: PreTrainedModel, asked: Asked) -> Any:

@@ -129,7 +129,7 @@ def _rows_of_file(path: Path, prompt_key: str) -> Iterator[dict[str, Any]]:
 def _rows_of_run(folder: Path) -> Iterator[dict[str, Any]]:
     """The rollouts with the prompts as the run's data have them: what is kept of a prompt is its rendered text."""
     tree = _config_of(folder)
-    dumps = Path(str((tree.get("trainer") or {}).get("rollout_data_dir") or folder / SAMPLES_FOLDER)).expanduser()
+    dumps = local_paths.expanded(str((tree.get("trainer") or {}).get("rollout_data_dir") or folder / SAMPLES_FOLDER))
     kept = steps(dumps)
     if not kept:
         raise ConfigError(

@@ -60,7 +60,7 @@ class ModelSource:
         """In words, for messages: what was asked for and, where that says more, the folder it led to."""
         return (
             self.name
-            if self.folder in (self.name, str(Path(self.name).expanduser()))
+            if self.folder in (self.name, str(local_paths.expanded(self.name)))
             else f"{self.name} ({self.folder})"
         )
 
@@ -111,7 +111,7 @@ def find_model(name: str, *, role: Role | None = None, base: str | None = None) 
         StorageError: what a URL names cannot be fetched.
     """
     place, chosen = _split(name)
-    place = place if storage.is_remote(place) else str(Path(place).expanduser())
+    place = place if storage.is_remote(place) else str(local_paths.expanded(place))
     step = _step_of(place)
     if not storage.is_folder(place):
         return _on_hub(name, place)
@@ -135,7 +135,7 @@ def find_model(name: str, *, role: Role | None = None, base: str | None = None) 
 def _split(name: str) -> tuple[str, str | None]:
     """The place and what follows its last ``@``; a folder that is called so is taken as it is."""
     place, at, chosen = name.rpartition("@")
-    if not at or "/" in chosen or storage.is_folder(name if storage.is_remote(name) else str(Path(name).expanduser())):
+    if not at or "/" in chosen or storage.is_folder(name):
         return name, None
     if not (chosen in ("newest", "best") or chosen.isdigit()):
         raise ConfigError(f"{name}: behind @ stands newest, best or the number of a step.")

@@ -19,6 +19,7 @@ from typing import Any
 from burnish.config import TrainerConfig
 from burnish.protocol import DataProto
 from burnish.trainer import rollout_store
+from burnish.utils import local_paths
 from burnish.utils.events import EventLog
 from burnish.utils.foreign_code import Caught, told
 
@@ -62,9 +63,9 @@ class Dumps:
     def folder(self) -> Path | None:
         """Where training's responses go; None: nowhere."""
         if self.config.rollout_data_dir:
-            return Path(self.config.rollout_data_dir).expanduser()
+            return local_paths.expanded(self.config.rollout_data_dir)
         if self.config.sample_rollouts:
-            return Path(self.config.default_local_dir).expanduser() / rollout_store.SAMPLES_FOLDER
+            return local_paths.expanded(self.config.default_local_dir) / rollout_store.SAMPLES_FOLDER
         return None
 
     @property

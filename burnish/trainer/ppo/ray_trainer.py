@@ -319,8 +319,8 @@ class RayPPOTrainer(TrainingLoop):
 
     @property
     def critic_is_warm(self) -> bool:
-        """The first ``trainer.critic_warmup`` steps train the critic alone."""
-        return self.global_steps > self.config.trainer.critic_warmup
+        """The first ``trainer.critic_warmup`` steps train the critic alone, where there is one."""
+        return not self.use_critic or self.global_steps > self.config.trainer.critic_warmup
 
     def _update(self, name: str, group: WorkerGroup, update: Callable, batch: DataProto, config: Any) -> None:
         rows, resampling = resample_rows(

@@ -22,6 +22,7 @@ from burnish.rollout import RolloutResponse, responses_to_dataproto
 from burnish.trainer import rollout_store
 from burnish.trainer.ppo.dumps import tokenizer_fingerprint
 from burnish.trainer.ppo.scoring import score_for_training
+from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class RolloutReplay:
 
     def __init__(self, config: PPOTrainerConfig, tokenizer: Any, total_steps: int) -> None:
         self.config = config
-        self.folder = Path(str(config.trainer.replay_rollouts)).expanduser()
+        self.folder = local_paths.expanded(str(config.trainer.replay_rollouts))
         self.takes_scores = config.trainer.replay_rewards == "stored"
         self._pad_token_id = tokenizer.pad_token_id
         self._check(tokenizer, total_steps)

@@ -13,6 +13,7 @@ from burnish.trainer.ppo.generations import chosen_rows, sample_of, show_generat
 from burnish.trainer.ppo.rollout_gap import RolloutGapWatch
 from burnish.trainer.ppo.stages import StepReport
 from burnish.trainer.rollout_store import text_rows
+from burnish.utils.durable import write_durably
 from burnish.utils.events import EventLog
 from burnish.utils.foreign_code import Caught, told
 from burnish.utils.secrets import redact
@@ -82,7 +83,8 @@ class RunLog:
             # One that goes on from a checkpoint is told of as resumed.
             message = f"Started {trainer.project_name}/{trainer.experiment_name}, {self.total_steps} steps."
             self.events.write("start", message, step=0, total_steps=self.total_steps)
-        (run_dir / "config.yaml").write_text(to_shown_yaml(self.config), encoding="utf-8")
+        # Whole or not at all: who evaluates a checkpoint of the run reads how its responses were sampled.
+        write_durably(run_dir / "config.yaml", to_shown_yaml(self.config))
         write_origins(self.config, run_dir)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from burnish.config import PPOTrainerConfig
 from burnish.protocol import DataProto
 from burnish.reward import RewardManager
+from burnish.reward.manager import result_of
 from burnish.reward.managers.base import OUTCOME_COLUMN
 from burnish.reward.result import EXTRA_PREFIX
 from burnish.trainer.ppo.baselines import drop_rows_without_baseline
@@ -24,7 +25,7 @@ def score_batch(reward_fn: RewardManager, batch: DataProto) -> tuple[DataProto, 
     Returns:
         the batch, and the reward's metrics: its counts, and ``reward/<extra>/mean`` of every extra that is a number.
     """
-    result = reward_fn(batch)
+    result = result_of(reward_fn, batch)
     batch.non_tensor_batch.pop(OUTCOME_COLUMN, None)
     columns = set(batch.non_tensor_batch)
     batch = result.add_to(batch)

@@ -10,6 +10,7 @@ from burnish.single_controller import RayClassWithInitArgs, WorkerGroup, create_
 from burnish.trainer.cluster_nodes import refuse_unfit_nodes
 from burnish.trainer.ppo.replay import without_engine
 from burnish.trainer.ppo.roles import Role
+from burnish.utils import local_paths
 
 
 def spawn_workers(
@@ -86,7 +87,7 @@ def spawn_workers(
 
 def stack_folder(config: PPOTrainerConfig | SFTTrainerConfig) -> Path:
     """Where it is written in which code processes stand that get no further."""
-    return Path(config.trainer.default_local_dir).expanduser().absolute() / "stacks"
+    return local_paths.expanded(config.trainer.default_local_dir).absolute() / "stacks"
 
 
 def _ray_worker_group_cls() -> Callable[..., WorkerGroup]:

@@ -7,7 +7,7 @@ over prompts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,8 +92,9 @@ def validation_metrics(batch: DataProto, max_response_length: int) -> dict[str, 
     """
     lengths = row_lengths(batch.tensors["response_mask"]).double().numpy()
     metrics: dict[str, float] = {}
+    variables = _variables(batch)
     for source, rows in _rows_of_sources(batch):
-        metrics |= _source_metrics(batch, str(source), rows)
+        metrics |= _source_metrics(batch, variables, str(source), rows)
         metrics |= _length_metrics(f"val-aux/{source}/response_length", lengths[rows], max_response_length)
     return (
         metrics
@@ -117,11 +118,13 @@ def _rows_of_sources(batch: DataProto) -> Iterator[tuple[Any, np.ndarray]]:
     others = batch.non_tensor_batch
     unknown = np.array(["unknown"] * len(batch), dtype=object)
     sources = others.get("validation_set", others.get("data_source", unknown))
-    for source in dict.fromkeys(sources):
-        yield source, np.flatnonzero([s == source for s in sources])
+    for rows in statistics.group_rows(list(sources)):
+        yield sources[rows[0]], rows
 
 
-def _source_metrics(batch: DataProto, source: str, rows: np.ndarray) -> dict[str, float]:
+def _source_metrics(
+    batch: DataProto, variables: Mapping[str, np.ndarray], source: str, rows: np.ndarray
+) -> dict[str, float]:
     """Counts, and the statistics of every variable, of the rows of one source."""
     uids = batch.non_tensor_batch["uid"]
     scored = rows[batch.tensors["valid"].numpy()[rows]]
@@ -133,7 +136,6 @@ def _source_metrics(batch: DataProto, source: str, rows: np.ndarray) -> dict[str
     }
     if len(scored) == 0:
         return metrics
-    variables = _variables(batch)
     core = "acc" if "acc" in variables else "reward"
     votes = next((found for name in VOTE_NAMES if (found := find_extra(batch, name)) is not None), None)
     for name, values in variables.items():

@@ -72,7 +72,7 @@ def check_disk(
         findings.note(_AREA, "trainer.save_freq saves no checkpoint.", "trainer.save_freq")
         return
     each = checkpoint_bytes(config, models)
-    number = trainer.max_actor_ckpt_to_keep
+    number = trainer.max_actor_ckpt_to_keep or None
     saved = None if num_steps is None else max(1, -(-num_steps // trainer.save_freq))
     # One more than are kept: the new one is complete before the oldest goes. And the best one stays.
     kept = None if number is None else number + 1 + (trainer.keep_best is not None)

@@ -8,6 +8,7 @@ from typing import Any
 from burnish.config import PPOTrainerConfig
 from burnish.protocol import DataProto
 from burnish.reward.compute_score import reference_solution
+from burnish.reward.manager import result_of
 from burnish.rollout import RolloutResponse, requests_from_dataproto, responses_to_dataproto
 from burnish.trainer.ppo.prompts import repeat_prompts
 from burnish.trainer.preflight.findings import Findings
@@ -199,7 +200,7 @@ def _score(manager: Any, dataset: Any, tries: Sequence[_Try], tokenizer: Any) ->
     batch = _responses(
         collate_fn([dataset[one.row] for one in tries], pad), [one.text for one in tries], tokenizer, end, pad
     )
-    result = manager(batch)
+    result = result_of(manager, batch)
     totals = result.token_level_scores.sum(-1).tolist()
     valid = result.valid.tolist()
     num_failed = sum(int(result.metrics.get(f"reward/{name}_count", 0)) for name in ("error", "timeout", "non_finite"))

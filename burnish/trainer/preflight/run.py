@@ -6,7 +6,8 @@ from typing import Any
 from burnish.config import HFModelConfig, PPOTrainerConfig
 from burnish.config.plan import BatchPlan
 from burnish.config.profiler_checks import check_profiled_device
-from burnish.render import load_tokenizer
+from burnish.model.load import load_config
+from burnish.render import tokenizer_of
 from burnish.reward import load_reward_manager
 from burnish.trainer.preflight.cluster import check_cluster
 from burnish.trainer.preflight.compose import check_composed, compose, tell_of_validation
@@ -47,11 +48,7 @@ def preflight(
     model = config.actor_rollout_ref.model
     if model.path is not None and not found.tells_error_of(tokenizer_key(model, "actor_rollout_ref.model")):
         with found.attempt("template"):
-            tokenizer = load_tokenizer(
-                model.tokenizer_path or model.path,
-                trust_remote_code=model.trust_remote_code,
-                chat_template=model.custom_chat_template,
-            )
+            tokenizer = tokenizer_of(model)
     num_steps = config.trainer.total_training_steps
     if tokenizer is not None:
         check_tokenizer(config, tokenizer, found)
@@ -63,7 +60,9 @@ def preflight(
         check_profiled_device(config)
     reports = []
     if plan is not None and model.path is not None and _has_config(model.path, on_hub=tokenizer is not None):
-        reports = check_memory(config, plan, found, device=device)
+        with found.attempt("config"):
+            load_config(model.path, trust_remote_code=model.trust_remote_code, override_config=model.override_config)
+            reports = check_memory(config, plan, found, device=device)
     if reports:
         check_disk(config, {role: one for report in reports for role, one in report.models.items()}, num_steps, found)
     check_cluster(config, found)

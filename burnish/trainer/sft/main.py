@@ -7,17 +7,15 @@ the memory that a step takes.
 from __future__ import annotations
 
 import logging
-import sys
 from functools import partial
 from typing import Any
 
-from burnish.config import SFTTrainerConfig, check_hub_models, check_paths, load_sft_config, to_shown_yaml
-from burnish.config.cli import parse_train_args
+from burnish.config import SFTTrainerConfig, check_hub_models, check_paths, load_sft_config
 from burnish.config.profiler_checks import check_profiled_device
-from burnish.config.usage import track, unread
+from burnish.config.usage import track
 from burnish.trainer.callers_process import left_as_found
 from burnish.trainer.cluster import pool_manager, resolve_machine, worker_group_cls, world_size
-from burnish.trainer.ending import exit_status
+from burnish.trainer.command import run_command
 from burnish.trainer.run import Parts, RunSummary, live
 from burnish.trainer.start_checks import (
     check_folder,
@@ -25,8 +23,6 @@ from burnish.trainer.start_checks import (
     check_nobody_runs_in,
     run_without_validation_data,
 )
-from burnish.trainer.supervised import follow_supervisor, in_supervision
-from burnish.trainer.supervisor import supervise
 from burnish.utils import env
 from burnish.utils.console import console
 from burnish.utils.errors import CheckpointError, ConfigError, StorageError
@@ -58,15 +54,11 @@ class SFTTaskRunner:
 
     def build_trainer(self, config: SFTTrainerConfig, parts: Parts) -> Any:
         """Rows rendered, workers not started yet."""
-        from burnish.render import load_tokenizer
+        from burnish.render import tokenizer_of
         from burnish.trainer.sft.datasets import collate, create_sft_dataset
 
         model = config.model
-        tokenizer = load_tokenizer(
-            model.tokenizer_path or model.path,
-            trust_remote_code=model.trust_remote_code,
-            chat_template=model.custom_chat_template,
-        )
+        tokenizer = tokenizer_of(model)
         train_dataset = create_sft_dataset(config, tokenizer, split="train", rows=parts.train_rows)
         val_dataset = create_sft_dataset(config, tokenizer, split="val", rows=parts.val_rows)
         if val_dataset is None:
@@ -156,23 +148,4 @@ def run_sft(
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status, as `burnish.trainer.ending` lists them."""
-    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), needs_readers=False)
-
-
-def _train(argv: list[str]) -> int:
-    args = parse_train_args(argv, command="sft")
-    config = load_sft_config(args.overrides, config_name=args.config_name, config_path=args.config_path)
-    if args.cfg:
-        console.print(to_shown_yaml(config), soft_wrap=True)
-        return 0
-    if config.trainer.max_restarts > 0 and not in_supervision():
-        return supervise(argv, config, module="burnish.trainer.sft.main")
-    follow_supervisor()
-    summary = run_sft(config)
-    # A run that was stopped, or that trains nothing, reads fewer keys and is to blame for none.
-    unread_keys = unread(config) if summary.trained and not summary.interrupted else []
-    if unread_keys:
-        console.print(f"Set, but never read in this run: {', '.join(unread_keys)}", soft_wrap=True)
-    if config.trainer.console != "off":
-        console.print(f"{summary.ending} The run's files are in {summary.run_dir}", soft_wrap=True)
-    return summary.status
+    return run_command("sft", module="burnish.trainer.sft.main", argv=argv, load=load_sft_config, run=run_sft)

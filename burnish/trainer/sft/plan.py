@@ -46,7 +46,10 @@ def describe_run(config: SFTTrainerConfig, num_rows: int, num_val_rows: int, tot
         )
     text += f", and {num_val_rows:,} conversations to validate on." if num_val_rows else ", without validation."
     if config.trainer.save_freq <= 0 and not config.trainer.val_only:
-        text += f" The model that it trains is not saved (trainer.save_freq={config.trainer.save_freq})."
+        text += (
+            f" The model that it trains is not saved (trainer.save_freq={config.trainer.save_freq}): any number above 0 saves "
+            f"that of the last step too."
+        )
     return text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from burnish.config import SFTTrainerConfig, check_hub_models, check_paths, load_sft_with_notices
 from burnish.config.profiler_checks import check_profiled_device
-from burnish.render import check_template, load_tokenizer
+from burnish.render import check_template, tokenizer_of
 from burnish.trainer.cluster import resolve_machine, world_size
 from burnish.trainer.preflight.cluster import check_cluster
 from burnish.trainer.preflight.compose import composed, tell_of_validation
@@ -80,11 +80,7 @@ def _check_data(config: SFTTrainerConfig, found: Findings) -> Any:
     if model.path is None or found.tells_error_of(tokenizer_key(model, "model")):
         return None
     with found.attempt("template"):
-        tokenizer = load_tokenizer(
-            model.tokenizer_path or model.path,
-            trust_remote_code=model.trust_remote_code,
-            chat_template=model.custom_chat_template,
-        )
+        tokenizer = tokenizer_of(model)
     if tokenizer is None:
         return None
     for problem in check_template(tokenizer, config.data.apply_chat_template_kwargs).problems:

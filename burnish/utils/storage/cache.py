@@ -11,18 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from burnish.utils import env
+from burnish.utils import env, local_paths
 from burnish.utils.errors import StorageError
 from burnish.utils.storage.folders import fetch, has_size
 from burnish.utils.storage.places import digest, facts_of, filesystem, identity_of, is_remote, name_of, shown
 
 
 def cache_folder() -> Path:
-    """Where `localize` keeps what it fetched: ``$BURNISH_CACHE``, or ``burnish/downloads`` in the user's cache."""
+    """Where `localize` keeps what it fetched: ``$BURNISH_CACHE``, or ``burnish/downloads`` in the user's cache.
+
+    Raises:
+        ConfigError: there can be no such folder.
+    """
     chosen = env.get("BURNISH_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burnish" / "downloads"
+    return local_paths.named("BURNISH_CACHE", chosen).absolute() if chosen else local_paths.user_cache("downloads")
 
 
 def localize(place: str | os.PathLike[str]) -> str:
@@ -47,18 +49,21 @@ def _localized(url: str) -> str:
     if not facts:
         raise StorageError(f"{shown(url)}: there is no file and no folder here.")
     name = name_of(url) or "root"
-    safe = re.sub(r"[^\w.-]", "_", name)
+    # A name of a folder has 255 bytes at most, and its end tells two places apart.
+    safe = re.sub(r"[^\w.-]", "_", name).encode()[:200].decode(errors="ignore")
     home = cache_folder() / f"{safe}-{digest(url.partition('?')[0])[:12]}"
     copy = home / identity_of(facts)
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with _lock(home / "lock"):
-            if not _is_copy(copy, facts):
-                partial = home / f"{copy.name}.part"
-                partial.mkdir(exist_ok=True)
-                fetch(url, facts, partial)
-                shutil.rmtree(copy, ignore_errors=True)
-                os.replace(partial, copy)
+        # Nothing is written for a copy that is there: somebody else may have made it, in a cache that is only read here.
+        if not _is_copy(copy, facts):
+            home.mkdir(parents=True, exist_ok=True)
+            with _lock(home / "lock"):
+                if not _is_copy(copy, facts):
+                    partial = home / f"{copy.name}.part"
+                    partial.mkdir(exist_ok=True)
+                    fetch(url, facts, partial)
+                    shutil.rmtree(copy, ignore_errors=True)
+                    os.replace(partial, copy)
     except OSError as error:
         raise StorageError(
             f"{shown(url)} cannot be kept in the cache at {home}: {error}. BURNISH_CACHE names another folder."

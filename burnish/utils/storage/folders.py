@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from burnish.utils import progress
+from burnish.utils import local_paths, progress
 from burnish.utils.errors import StorageError
-from burnish.utils.storage.places import done, facts_of, filesystem, fresh, join, list_files, shown
+from burnish.utils.storage.places import digest, done, facts_of, filesystem, fresh, join, list_files, shown
 
 # Transfers at a time: a store answers several as fast as one.
 _PARALLEL = 4
@@ -26,7 +26,7 @@ def upload_folder(local: str | os.PathLike[str], url: str, last: Sequence[str] =
     Raises:
         StorageError: a file did not arrive; what did stays there, without the files named ``last``.
     """
-    folder = Path(local).expanduser()
+    folder = local_paths.expanded(local)
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     system, target = fresh(url)
     target = target.rstrip("/")
@@ -55,7 +55,7 @@ def download_folder(url: str, local: str | os.PathLike[str]) -> None:
     Raises:
         StorageError: nothing is there, something did not arrive, or ``local`` exists.
     """
-    folder = Path(local).expanduser().absolute()
+    folder = local_paths.expanded(local).absolute()
     if folder.exists():
         raise StorageError(f"{shown(url)} is not downloaded: {folder} exists.")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,8 @@ def fetch(url: str, facts: Mapping[str, Mapping[str, Any]], folder: Path) -> Non
         if has_size(target, size):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f"{target.name}.fetching")
+        # Short, since the name of a file may be as long as one can be.
+        unfinished = target.with_name(f".{digest(target.name)[:16]}.fetching")
         there, alive = facts[name]["name"], _signs_of_life()
         done(join(url, name), "cannot be fetched", system.get_file, there, str(unfinished), callback=alive)
         if not has_size(unfinished, size):

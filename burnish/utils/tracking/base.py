@@ -120,7 +120,9 @@ class ServiceState:
     def sent(self, step: int) -> None:
         """The service has everything of ``step`` now."""
         self.last_step = max(step, self.last_step)
-        self._write()
+        # A full disk may have room by the next step. A run that is killed before would send some steps twice: better than none.
+        with contextlib.suppress(OSError):
+            self._write()
 
     def _write(self) -> None:
         with replacing(self._path) as temporary:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnish.utils import env
+from burnish.utils import env, local_paths
 from burnish.utils.tracking.base import LOGGERS, PACKAGES, TABLE, RunInfo, optional, table_rows
 from burnish.utils.tracking.service import GENERATIONS
 
@@ -21,7 +21,8 @@ class TensorboardLogger:
 
     def __init__(self, info: RunInfo) -> None:
         module = optional("tensorboard")
-        folder = env.get("TENSORBOARD_DIR") or str(info.run_dir / "tensorboard")
+        chosen = env.get("TENSORBOARD_DIR")
+        folder = str(local_paths.named("TENSORBOARD_DIR", chosen) if chosen else info.run_dir / "tensorboard")
         has_earlier = os.path.isdir(folder) and bool(os.listdir(folder))
         first = info.resumed_step + 1 if info.resumed_step else 0
         self._writer = module.SummaryWriter(folder, purge_step=first if has_earlier else None)

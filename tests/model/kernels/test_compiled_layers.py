@@ -9,7 +9,7 @@ from torch import Tensor
 from burnish.model import kernels
 from burnish.model.kernels import HeadNorms
 from burnish.model.kernels.activation import silu_mul_backward_torch, silu_mul_torch
-from burnish.model.kernels.cpu import layers
+from burnish.model.kernels.cpu import build, layers
 from burnish.model.kernels.norm import rms_norm_backward_torch, rms_norm_torch
 from burnish.model.kernels.rotary import rotate_backward_torch, rotate_torch
 from tests.rollout.kernels.cases import normal, rope_tables
@@ -124,7 +124,7 @@ def test_a_small_model_compiles_nothing_and_the_variable_keeps_to_torch(monkeypa
 
     monkeypatch.setattr(layers, "_kernels", {})
     monkeypatch.setattr(layers, "_tried", False)
-    monkeypatch.setattr(layers, "load", load)
+    monkeypatch.setattr(build, "load", load)
     layers.prepare(layers.MIN_HIDDEN_SIZE - 1)
     monkeypatch.setenv("BURNISH_CPU_KERNELS", "0")
     layers.prepare(layers.MIN_HIDDEN_SIZE)

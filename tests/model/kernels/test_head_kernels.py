@@ -10,6 +10,7 @@ from torch import Tensor
 
 from burnish.model.head import HEAD_OUTPUTS, fused_head
 from burnish.model.kernels import cpu
+from burnish.model.kernels.cpu import build
 from burnish.model.kernels.cpu.build import CannotBuild, load
 from burnish.model.kernels.head import (
     LogitTransform,
@@ -348,7 +349,7 @@ def test_what_c_cannot_take_goes_to_torch():
 
 def test_a_toy_needs_no_compiler(monkeypatch):
     monkeypatch.setattr(cpu, "_tried", False)
-    monkeypatch.setattr(cpu, "load", lambda *_: pytest.fail("compiles for a toy"))
+    monkeypatch.setattr(build, "load", lambda *_: pytest.fail("compiles for a toy"))
     assert cpu.compiled_for(torch.zeros(2, cpu.MIN_VOCAB - 1)) is None
 
 
@@ -357,7 +358,7 @@ def test_plain_torch_stays_where_it_is_wanted_or_must(monkeypatch, caplog, switc
     def fail(*_):
         raise CannotBuild("no compiler here")
 
-    monkeypatch.setattr(cpu, "load", fail)
+    monkeypatch.setattr(build, "load", fail)
     monkeypatch.setattr(cpu, "_kernels", {})
     monkeypatch.setattr(cpu, "_tried", False)
     if switch is not None:

@@ -1,6 +1,7 @@
 """What holds of the compiled kernels alone: threads, rows, numbers that are not finite, and how they are built."""
 
 import logging
+import pwd
 
 import pytest
 import torch
@@ -180,12 +181,13 @@ def test_without_a_compiler_or_with_a_broken_one_it_says_so(tmp_path, monkeypatc
 def test_a_user_without_a_home_folder_computes_in_plain_torch(library, monkeypatch):
     """As in a container that runs under a number that its list of users lacks."""
 
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
+    def unknown(uid):
+        raise KeyError(uid)
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(build.Path, "home", no_home)
-    with pytest.raises(CannotBuild, match="home directory"):
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(CannotBuild, match="the user, who has none here"):
         load()
 
 
@@ -194,10 +196,10 @@ def test_a_user_without_a_home_folder_computes_in_plain_torch(library, monkeypat
     [(64, None, None), (4096, "0", "BURNISH_CPU_KERNELS=0"), (4096, None, "no compiler here")],
 )
 def test_plain_torch_stays_where_it_pays_is_wanted_or_must(monkeypatch, caplog, hidden_size, switch, message):
-    def fail():
+    def fail(*_):
         raise CannotBuild("no compiler here")
 
-    monkeypatch.setattr(cpu, "load", fail)
+    monkeypatch.setattr(build, "load", fail)
     monkeypatch.setattr(cpu, "_kernels", {})
     monkeypatch.setattr(cpu, "_tried", False)
     if switch is not None:

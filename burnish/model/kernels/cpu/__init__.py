@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from burnish.model.kernels.cpu.build import CannotBuild, load
+from burnish.model.kernels.cpu.build import load_or_tell
 from burnish.model.kernels.cpu.compiled import CompiledHead
-from burnish.utils import env
 
 logger = logging.getLogger("burnish.model")
 
@@ -39,15 +38,9 @@ def compiled_for(raw: Tensor) -> CompiledHead | None:
 def _prepare() -> None:
     global _tried
     _tried = True
-    if env.get("BURNISH_CPU_KERNELS") == "0":
-        logger.info("The head computes in plain torch, as BURNISH_CPU_KERNELS=0 says.")
-        return
-    try:
-        library = load(SOURCE)
-    except CannotBuild as reason:
-        logger.info("The head computes in plain torch, without its compiled kernels: %s.", reason)
-        return
-    _kernels.update(kernels_of(library))
+    library = load_or_tell(SOURCE, "The head computes", logger)
+    if library is not None:
+        _kernels.update(kernels_of(library))
 
 
 def kernels_of(library: ctypes.CDLL) -> dict[torch.dtype, CompiledHead]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 
-from burnish.utils import env
+from burnish.utils import env, local_paths
+from burnish.utils.errors import ConfigError
 
 _HEADERS = Path(__file__).parent
 _COMPILERS = ("c++", "g++", "clang++")
@@ -45,15 +47,28 @@ def load(source: Path, folder: Path | None = None) -> ctypes.CDLL:
     text = b"".join(file.read_bytes() for file in (source, *sorted(_HEADERS.glob("*.h"))))
     named = hashlib.sha256("\0".join((*command, version, flags)).encode() + text).hexdigest()[:32]
     try:
-        path = _private(folder or _cache_folder()) / f"{named}.so"
+        path = _private(folder or local_paths.user_cache("kernels")) / f"{named}.so"
         if not path.exists():
             _compile((*command, f"-I{_HEADERS}", str(source)), path)
         _check_own(path)
         library = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:  # A RuntimeError is of a user without a home folder.
+    except (OSError, ConfigError) as error:  # A ConfigError is of a user without a home folder.
         raise CannotBuild(str(error)) from error
     library.set_parallel(ctypes.cast(_gomp_parallel(), ctypes.c_void_p))
     return library
+
+
+def load_or_tell(source: Path, what_computes: str, logger: logging.Logger) -> ctypes.CDLL | None:
+    """As `load`; None where it cannot be had, and where the environment variable BURNISH_CPU_KERNELS=0 keeps the process to plain
+    torch. ``logger`` is told why."""
+    if env.get("BURNISH_CPU_KERNELS") == "0":
+        logger.info("%s in plain torch, as BURNISH_CPU_KERNELS=0 says.", what_computes)
+        return None
+    try:
+        return load(source)
+    except CannotBuild as reason:
+        logger.info("%s in plain torch, without compiled kernels: %s.", what_computes, reason)
+        return None
 
 
 def _cpu_flags() -> str:
@@ -75,10 +90,6 @@ def _gomp_parallel() -> Any:
         except (OSError, AttributeError):
             continue
     raise CannotBuild("torch has no OpenMP library whose threads they could use")
-
-
-def _cache_folder() -> Path:
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burnish" / "kernels"
 
 
 def _private(folder: Path) -> Path:

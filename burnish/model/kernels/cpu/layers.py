@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from burnish.model.kernels.cpu.build import CannotBuild, load
-from burnish.utils import env
+from burnish.model.kernels.cpu.build import load_or_tell
 
 if TYPE_CHECKING:
     from burnish.model.kernels.rotary import HeadNorms
@@ -50,15 +49,9 @@ def prepare(hidden_size: int) -> None:
     if _tried or hidden_size < MIN_HIDDEN_SIZE:
         return
     _tried = True
-    if env.get("BURNISH_CPU_KERNELS") == "0":
-        logger.info("Layers compute in plain torch, as BURNISH_CPU_KERNELS=0 says.")
-        return
-    try:
-        library = load(SOURCE)
-    except CannotBuild as reason:
-        logger.info("Layers compute in plain torch, without their compiled kernels: %s.", reason)
-        return
-    _kernels.update(kernels_of(library))
+    library = load_or_tell(SOURCE, "Layers compute", logger)
+    if library is not None:
+        _kernels.update(kernels_of(library))
 
 
 def kernels_of(library: ctypes.CDLL) -> "dict[torch.dtype, CompiledLayers]":

@@ -67,7 +67,11 @@ class RunFolder:
         """Complete checkpoints of this run by step, and why the other folders are none of them."""
         complete, passed_over = {}, {}
         for step, path in self.named().items():
-            problem = problem_of(path) or self._foreign(read_manifest(path))
+            try:
+                problem = problem_of(path) or self._foreign(read_manifest(path))
+            except CheckpointError as error:
+                # Another process may ask while the run goes on, which has removed it just now.
+                problem = str(error).rstrip(".")
             if problem is None:
                 complete[step] = path
             else:
@@ -100,8 +104,10 @@ class RunFolder:
 
     def temporary(self, step: int) -> Path:
         """A new, empty folder to write the checkpoint of ``step`` into; what runs that died left there is removed."""
-        for left_over in self.root.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(left_over)
+        # With a dot in front what was being fetched.
+        for left_over in [*self.root.glob(f"{TEMPORARY}*"), *self.root.glob(f".{TEMPORARY}*")]:
+            # What cannot go yet, as over NFS what somebody reads, is no reason to save nothing.
+            shutil.rmtree(left_over, ignore_errors=True)
         folder = self.root / f"{TEMPORARY}{step}"
         folder.mkdir(parents=True)
         return folder
@@ -224,7 +230,7 @@ def newest_checkpoint(run_dir: str | os.PathLike[str]) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    root = Path(run_dir).expanduser().absolute()
+    root = local_paths.expanded(run_dir).absolute()
     found = RunFolder(root).newest_first()
     if not found:
         raise CheckpointError(f"{root} holds no complete checkpoint.")
@@ -233,7 +239,7 @@ def newest_checkpoint(run_dir: str | os.PathLike[str]) -> Path:
 
 def best_checkpoint(run_dir: str | os.PathLike[str]) -> Path | None:
     """The checkpoint that ``trainer.keep_best`` chose; None where there is none."""
-    folder = RunFolder(Path(run_dir).expanduser().absolute())
+    folder = RunFolder(local_paths.expanded(run_dir).absolute())
     step = _read(folder.root / BEST)
     path = folder.path(int(step)) if step.isdigit() else None
     return path if path is not None and problem_of(path) is None else None

@@ -19,7 +19,7 @@ from burnish.config import TrainerConfig
 from burnish.trainer.ppo.checkpoints.folders import BEST, RunFolder, TrackerError
 from burnish.trainer.ppo.checkpoints.manifest import MANIFEST, Manifest, problem_of, read_manifest, write_manifest
 from burnish.trainer.ppo.checkpoints.remote import Uploads
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.durable import sync_tree
 from burnish.utils.errors import CheckpointError, DiskError
 from burnish.utils.machine import free_bytes
@@ -69,7 +69,7 @@ class CheckpointManager:
         estimate: Callable[[], int | None] | None = None,
     ) -> None:
         self.config = config
-        self.root = Path(config.default_local_dir).expanduser().absolute()
+        self.root = local_paths.expanded(config.default_local_dir).absolute()
         self.folder = RunFolder(self.root)
         self.pending: Pending | None = None
         self.saved_step: int | None = None
@@ -214,8 +214,8 @@ class CheckpointManager:
     def _prune(self, step: int, best: int | None) -> None:
         spare = set() if self.uploads is None else self.uploads.steps()
         removed = self.folder.prune(
-            self.config.max_actor_ckpt_to_keep,
-            self.config.max_critic_ckpt_to_keep,
+            self.config.max_actor_ckpt_to_keep or None,
+            self.config.max_critic_ckpt_to_keep or None,
             step,
             spare if best is None else spare | {best},
         )

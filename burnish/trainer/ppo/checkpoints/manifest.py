@@ -45,15 +45,16 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Lists the files below ``folder``, beside what ``manifest`` says; durable when it returns.
+    """Writes what ``manifest`` says; where that lists no files yet, with those below ``folder``. Durable when it returns.
 
     Parts that it is ``without`` are not listed, though they may still be there.
 
     Raises:
         OSError: the disk did not take it.
     """
-    files = {path.relative_to(folder): path.stat().st_size for path in files_below(folder)}
-    listed = {str(name): size for name, size in files.items() if name.parts[0] not in (MANIFEST, *manifest.without)}
+    # Once and for all: what comes into the folder later, as half a manifest of a killed run, is no part of the checkpoint.
+    files = manifest.files or _files_of(folder)
+    listed = {name: size for name, size in files.items() if Path(name).parts[0] not in (MANIFEST, *manifest.without)}
     written = {
         "format": FORMAT,
         "step": manifest.step,
@@ -77,8 +78,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST
     if not file.exists():
-        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files_below(folder)}
-        return Manifest(step=int(read_state_file(folder)["global_steps"]), files=sizes)
+        return Manifest(step=int(read_state_file(folder)["global_steps"]), files=_files_of(folder))
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
         if read["format"] > FORMAT:
@@ -125,17 +125,24 @@ def problem_of(folder: Path) -> str | None:
     except CheckpointError as error:
         return str(error).rstrip(".")
     for name, size in manifest.files.items():
-        file = folder / name
-        if not file.is_file():
+        try:
+            # Asked once: a run that goes on may remove the checkpoint meanwhile.
+            found = (folder / name).stat().st_size
+        except OSError:
             return f"{name}, which its {MANIFEST} lists, is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size:,} bytes, and its {MANIFEST} says {size:,}"
+        if found != size:
+            return f"{name} has {found:,} bytes, and its {MANIFEST} says {size:,}"
     return None
 
 
 def is_verl_checkpoint(folder: Path) -> bool:
     """Whether ``folder`` (a ``global_step_N``) was written by verl's FSDP workers."""
     return is_verl_folder(str(folder / "actor"))
+
+
+def _files_of(folder: Path) -> dict[str, int]:
+    """Bytes of each file below ``folder``, by its name relative to it."""
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files_below(folder)}
 
 
 def _problem_without_manifest(folder: Path) -> str | None:

@@ -29,7 +29,7 @@ from burnish.trainer.ppo.checkpoints.state import (
     restore,
     restore_generators,
 )
-from burnish.utils import storage
+from burnish.utils import local_paths, storage
 from burnish.utils.errors import CheckpointError
 from burnish.workers.handed_back import checked
 
@@ -95,7 +95,7 @@ def _named(manager: CheckpointManager, path: str, own: dict[str, Any] | None, ne
     if storage.is_remote(path):
         folder = remote.fetch(path, RunFolder(manager.root / f"{TEMPORARY}resume"))
     else:
-        folder = Path(path).expanduser().absolute()
+        folder = local_paths.expanded(path).absolute()
     if is_verl_checkpoint(folder):
         return folder
     problem = problem_of(folder) or _unsuitable(folder, own, needs_critic)

@@ -6,9 +6,9 @@ import logging
 import torch
 from torch import Tensor
 
-from burnish.rollout.native.kernels.cpu.build import CannotBuild, load
+from burnish.model.kernels.cpu.build import load_or_tell
+from burnish.rollout.native.kernels.cpu.build import SOURCE
 from burnish.rollout.native.kernels.cpu.compiled import CompiledKernels
-from burnish.utils import env
 
 logger = logging.getLogger("burnish.rollout")
 
@@ -29,15 +29,9 @@ def prepare(hidden_size: int) -> None:
     if _tried or hidden_size < MIN_HIDDEN_SIZE:
         return
     _tried = True
-    if env.get("BURNISH_CPU_KERNELS") == "0":
-        logger.info("The native engine computes in plain torch, as BURNISH_CPU_KERNELS=0 says.")
-        return
-    try:
-        library = load()
-    except CannotBuild as reason:
-        logger.info("The native engine computes in plain torch, without its compiled kernels: %s.", reason)
-        return
-    _kernels.update(kernels_of(library))
+    library = load_or_tell(SOURCE, "The native engine computes", logger)
+    if library is not None:
+        _kernels.update(kernels_of(library))
 
 
 def kernels_of(library: ctypes.CDLL) -> dict[torch.dtype, CompiledKernels]:

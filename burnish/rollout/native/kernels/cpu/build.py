@@ -6,11 +6,11 @@ from pathlib import Path
 from burnish.model.kernels.cpu import build
 from burnish.model.kernels.cpu.build import CannotBuild
 
-__all__ = ["CannotBuild", "load"]
+__all__ = ["SOURCE", "CannotBuild", "load"]
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")
 
 
 def load(folder: Path | None = None) -> ctypes.CDLL:
     """See `burnish.model.kernels.cpu.build.load`."""
-    return build.load(_SOURCE, folder)
+    return build.load(SOURCE, folder)

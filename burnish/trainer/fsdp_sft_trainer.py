@@ -1,0 +1,6 @@
+"""``python -m burnish.trainer.fsdp_sft_trainer``: `burnish.trainer.sft` by the path that older scripts for verl have."""
+
+import runpy
+
+if __name__ == "__main__":
+    runpy.run_module("burnish.trainer.sft", run_name="__main__")
