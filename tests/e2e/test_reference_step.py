@@ -16,6 +16,8 @@ from tests.e2e.runs import TINY, logged, tiny_run
 
 COMMON = [
     "trainer.save_freq=1",
+    # Drawn from all rows, each batch has responses whose score is None.
+    "data.train_max_samples=-1",
     "data.train_batch_size=4",
     "actor_rollout_ref.rollout.n=3",
     "actor_rollout_ref.rollout.temperature=0.8",
