@@ -8,6 +8,7 @@ import pytest
 from benchmarks import demo
 
 
+@pytest.mark.slow
 def test_every_stage_is_measured_and_they_make_up_the_step(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["demo", "--repeats", "2", "--steps", "1", "--json"])
     demo.main()

@@ -48,10 +48,6 @@ def test_the_demo_learns_and_says_so_in_json(tmp_path):
     assert (only / "global_step_6" / "actor" / "model.safetensors").is_file()
 
 
-def test_ppo_with_a_critic_learns_too(tmp_path):
-    assert_learned(run_demo(tmp_path, "--steps", "6", "algorithm.adv_estimator=gae"), 6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(

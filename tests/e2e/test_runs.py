@@ -33,7 +33,7 @@ def test_local_and_ray_controllers_are_the_same_to_the_bit(tmp_path):
 @pytest.mark.parametrize(
     "batch",
     [
-        (),
+        pytest.param((), marks=pytest.mark.slow),
         # An odd number of groups over two ranks; seven prompts to validate, in batches of four and three.
         (
             "data.train_batch_size=3",
