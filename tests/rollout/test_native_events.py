@@ -248,6 +248,7 @@ def test_rows_with_a_penalty_come_and_go_without_noting_the_others_anew() -> Non
         rows.upload(state, num_rows)
         rows.remove([number % num_rows], 0)
         rows.append([penalised(f"later {number}", prompt)])
+    assert len(rows) == num_rows
 
 
 def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
