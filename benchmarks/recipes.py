@@ -132,7 +132,9 @@ class Job:
     def read(self) -> dict[str, Any]:
         """The run's figures; with a supervised start also what the model could before it, and that stage's own."""
         run = results.read_run(self.folder / "run", side_by_side=self.most_beside)
-        run |= {"seed": self.seed, "commit": results.commit(), "wall_seconds": clock() - self.begun}
+        place = results.place()
+        run |= {"seed": self.seed, "wall_seconds": clock() - self.begun}
+        run |= {"machine": place["machine"], "commit": place["commit"]}
         if self.recipe == "sft-grpo":
             run["base"] = held_out(next(read_lines(self.folder / "base" / "metrics.jsonl")))
             run["sft"] = results.read_run(self.folder / "sft", side_by_side=self.most_beside)
@@ -220,7 +222,9 @@ def add_run(job: Job, run: dict[str, Any]) -> Path:
     path = job.args.results / f"{job.result}.json"
     runs = [run]
     if path.exists():
-        runs += [other for other in results.read_result(path)["runs"] if other["seed"] != run["seed"]]
+        before = results.read_result(path)
+        own = {key: before[key] for key in ("machine", "commit")}
+        runs += [own | other for other in before["runs"] if other["seed"] != run["seed"]]
     extra = {
         "title": f"{TITLES[job.recipe]}, {job.task}",
         "recipe": job.recipe,
@@ -238,17 +242,18 @@ def is_done(job: Job) -> bool:
 
 
 def check_machine(jobs: list[Job]) -> None:
-    """Before anything runs: results that jobs would add to are of this machine.
+    """Before anything runs: results that jobs would add to are of such a device as this machine's.
 
     Raises:
         ValueError: one is not.
     """
     here = results.place()["machine"]
     for path in {job.args.results / f"{job.result}.json" for job in jobs}:
-        if path.exists() and (there := results.read_result(path)["machine"]) != here:
+        there = results.read_result(path)["machine"] if path.exists() else here
+        if results.device(there) != results.device(here):
             raise ValueError(
-                f"{path} is of another machine ({there}; this one is {here}): seeds of two machines make no mean. Take it away, "
-                f"or name this machine's results otherwise with --label."
+                f"{path} is of another machine ({there}; this one is {here}): seeds of two machines make no mean, unless their "
+                f"GPU and torch are the same. Take it away, or name this machine's results otherwise with --label."
             )
 
 

@@ -20,6 +20,7 @@ fills in the same keys, of which only ``seed`` and ``curve`` are needed:
     memory_gib         {"gpu_allocated", "gpu_reserved"} at most, or {"computer"}: what all programs of the computer had
     what_ran           {configuration key: value} of all that is neither a default nor worked out from other keys
     side_by_side       runs that shared the device; 1 where it was alone. Speeds of shared runs are not summarized
+    machine, commit    where and of what it ran, if not where and of what the result was written last
 
 A *result* is what `write_result` writes: the runs, their `summarize`, and where they ran.
 """
@@ -163,6 +164,16 @@ def in_common(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The keys that have the same value everywhere."""
     first, *others = settings
     return {key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)}
+
+
+def device(machine: str) -> str:
+    """Of a machine, what seeds that make one mean must have in common: the GPU and torch; without a GPU all of it.
+
+    Args:
+        machine: as `benchmarks.demo.machine` says it.
+    """
+    _, gpu, torch = machine.rsplit(", ", 2)
+    return machine if gpu == "no GPU" else f"{gpu}, {torch}"
 
 
 def place() -> dict[str, Any]:

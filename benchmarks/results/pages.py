@@ -59,8 +59,9 @@ def ran_on(paths: list[Path]) -> str:
     places: dict[str, list[str]] = {}
     for path in paths:
         result = results.read_result(path)
-        commits = places.setdefault(result["machine"], [])
-        commits += [commit for commit in [result["commit"]] if commit and commit not in commits]
+        for run in result["runs"]:
+            commits = places.setdefault(run.get("machine", result["machine"]), [])
+            commits += [commit for commit in [run.get("commit", result["commit"])] if commit and commit not in commits]
     return (
         "; ".join(f"{machine}, commit {', '.join(commits) or 'unknown'}" for machine, commits in places.items()) + "."
     )

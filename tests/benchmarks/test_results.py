@@ -381,6 +381,19 @@ def test_seeds_of_two_machines_make_no_mean(scripts, monkeypatch, capsys):
     assert not (scripts / "runs" / "grpo-chain_sum-toy-2").exists()
 
 
+def test_seeds_on_the_same_gpu_of_two_hosts_make_a_mean_and_each_is_named(scripts, monkeypatch, capsys):
+    small, large = (f"Some CPU, {cores} cores, NVIDIA H200, torch 2.11.0+cu130" for cores in (16, 32))
+    monkeypatch.setattr("benchmarks.demo.machine", lambda: large)
+    run_recipes(scripts, monkeypatch, capsys, "--recipe", "grpo")
+    monkeypatch.setattr("benchmarks.demo.machine", lambda: small)
+    run_recipes(scripts, monkeypatch, capsys, "--recipe", "grpo", "--seeds", "2")
+    path = scripts / "results" / "grpo-chain_sum-toy.json"
+    assert [run["machine"] for run in results.read_result(path)["runs"]] == [large, small]
+    assert pages.ran_on([path]).count("NVIDIA H200") == 2
+    assert results.device(small) != results.device(small.replace("H200", "H100"))
+    assert results.device(small) != results.device(small.replace("2.11", "2.12"))
+
+
 @pytest.mark.parametrize("job", ["grpo", "grpo:sums:1", "magic:chain_sum:1", "grpo:chain_sum:x"])
 def test_a_job_that_is_none_is_refused(job, capsys):
     with pytest.raises(SystemExit):
