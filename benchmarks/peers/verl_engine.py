@@ -5,7 +5,6 @@ logged. It runs alone, after burnish. It tells no fingerprint of its weights (a 
 CPU, and no memory: what it logs is that of one of its processes.
 """
 
-import json
 import shutil
 import sys
 import time
@@ -75,9 +74,17 @@ def write_data(settings: dict[str, Any], work: GRPOWork, folder: Path) -> None:
     write_parquet(rows, folder / "train.parquet")
     write_parquet(rows[:1], folder / "val.parquet")
     shutil.copytree(settings["tokenizer"], folder / "tokenizer", dirs_exist_ok=True)
-    path = folder / "tokenizer" / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "chat_template": "{{ messages[0]['content'] }}"}))
+    write_tokenizer(folder / "tokenizer")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Gives the tokenizer there a chat template that adds nothing, and the two tokens without which verl takes no Qwen's."""
+    from transformers import AddedToken, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("\n", normalized=False), AddedToken("<|im_end|>", normalized=False, special=True)])
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(folder)
 
 
 def answer(metrics: dict[str, Any], work: GRPOWork) -> dict[str, Any]:

@@ -68,7 +68,11 @@ def start(settings: Row, folder: Path, *, log: Path | None = None) -> subprocess
 
     Args:
         log: where it prints to; else where this process does.
+
+    Raises:
+        RuntimeError: it could not come to its first step here.
     """
+    check_environment()
     out = None if log is None else log.open("w")
     environment = {
         **os.environ,
@@ -81,6 +85,23 @@ def start(settings: Row, folder: Path, *, log: Path | None = None) -> subprocess
     }
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *words(settings), f"hydra.run.dir={folder / 'hydra'}"]
     return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT if out else None)
+
+
+def check_environment() -> None:
+    """Before the minutes that it takes to start.
+
+    Raises:
+        RuntimeError: there is a TRL that it cannot use.
+    """
+    try:
+        import trl
+    except ImportError:
+        return
+    if not hasattr(trl, "AutoModelForCausalLMWithValueHead"):
+        raise RuntimeError(
+            f"TRL {trl.__version__} is installed beside verl, which wants its AutoModelForCausalLMWithValueHead wherever there is a "
+            f"TRL, and this one has none. Name an environment without TRL in BURNISH_PEER_PYTHON."
+        )
 
 
 def read_steps(folder: Path) -> list[Row]:

@@ -2,10 +2,12 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -345,6 +347,23 @@ def test_a_peers_run_is_read_from_its_steps(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------- verl
+
+
+def test_a_trl_that_verl_cannot_use_is_named_before_verl_starts(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(__version__="1.16.0"))
+    with pytest.raises(RuntimeError, match="TRL 1.16.0 is installed beside verl"):
+        verl_run.start({}, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_tokenizer_for_verl_has_its_line_break_and_end_of_turn_and_the_same_words(tmp_path):
+    shutil.copytree(models.word_tokenizer_path(50), tmp_path, dirs_exist_ok=True)
+    verl_engine.write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer.encode("\n", add_special_tokens=False)) == 1
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") >= 50
+    prompt = [{"role": "user", "content": "17 18 19"}]
+    assert tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) == [17, 18, 19]
 
 
 def verl_line(step: int, **metrics: float) -> str:
