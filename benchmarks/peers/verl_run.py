@@ -99,8 +99,8 @@ def check_environment() -> None:
         return
     if not hasattr(trl, "AutoModelForCausalLMWithValueHead"):
         raise RuntimeError(
-            f"TRL {trl.__version__} is installed beside verl, which wants its AutoModelForCausalLMWithValueHead wherever there is a "
-            f"TRL, and this one has none. Name an environment without TRL in BURNISH_PEER_PYTHON."
+            f"TRL {trl.__version__} is installed beside verl, which wants AutoModelForCausalLMWithValueHead of any TRL that it "
+            f"finds, and this one has none. Name an environment without TRL in BURNISH_PEER_PYTHON."
         )
 
 
