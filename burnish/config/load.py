@@ -15,7 +15,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from burnish.config.advice import advice
@@ -32,6 +32,8 @@ from burnish.config.trees import RL, SFT, Tree
 from burnish.config.values import is_null, near
 from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
+
+_ONE_KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 
 logger = logging.getLogger("burnish.config")
 
@@ -380,15 +382,18 @@ def _resolve(settings: Settings) -> dict[str, Any]:
         if key in leaves and name not in sections:
             # References may be to the name that was typed.
             _insert(tree, name, f"${{{key}}}")
-    try:
-        root = OmegaConf.create(tree)
-    except OmegaConfBaseException as error:
-        raise _unreadable(error, settings) from error
-    values = {}
+    values: dict[str, Any] = {}
+    # Nobody looks at keys without effect below: what they say amiss is said by making all of it.
+    unread = any("${" in str(setting.value) for setting in settings.inert.values())
+    root = _omegaconf(tree, settings) if unread else None
     for path in (*leaves, *settings.global_micro_batches):
         values[path] = _look_up(tree, path)
         if "${" not in str(values[path]):
             continue
+        if (plain := _followed(tree, path)) is not None:
+            values[path] = plain[0]
+            continue
+        root = _omegaconf(tree, settings) if root is None else root
         try:
             value = OmegaConf.select(root, path, throw_on_resolution_failure=True)
             values[path] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -411,6 +416,38 @@ def _unreadable(error: OmegaConfBaseException, settings: Settings) -> ConfigErro
         f"{shown}: ${{ begins a reference to another key, and this is none. A reference is written ${{trainer.seed}}; text "
         f"that holds ${{ is written with a backslash before it: \\${{."
     )
+
+
+def _omegaconf(tree: dict[str, Any], settings: Settings) -> DictConfig:
+    try:
+        return OmegaConf.create(tree)
+    except OmegaConfBaseException as error:
+        raise _unreadable(error, settings) from error
+
+
+def _followed(tree: dict[str, Any], path: str, seen: tuple[str, ...] = ()) -> tuple[Any] | None:
+    """The value at the end of references to one key each, or text with such to text; None where OmegaConf has to read them, or to
+    refuse them.
+
+    Most keys that follow others do only this, and OmegaConf's grammar takes a millisecond for each.
+    """
+    try:
+        value = _look_up(tree, path)
+    except (KeyError, TypeError):
+        return None
+    if path in seen or isinstance(value, (dict, tuple)) or (isinstance(value, str) and value == "???"):
+        return None
+    if "${" not in str(value):
+        return (copy.deepcopy(value),)
+    if not isinstance(value, str) or "\\" in value:
+        return None
+    if whole := _ONE_KEY.fullmatch(value):
+        return _followed(tree, whole[1], (*seen, path))
+    parts = {found[0]: _followed(tree, found[1], (*seen, path)) for found in _ONE_KEY.finditer(value)}
+    if not all(part is not None and isinstance(part[0], str) for part in parts.values()):
+        return None
+    text = _ONE_KEY.sub(lambda found: cast(tuple[str], parts[found[0]])[0], value)
+    return None if "${" in text else (text,)
 
 
 def _look_up(tree: dict[str, Any], path: str) -> Any:

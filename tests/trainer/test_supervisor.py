@@ -242,7 +242,7 @@ class Clock:
         self._beat(self.now)
 
     def poll(self) -> int | None:
-        return 0 if self.now > 3600 else None
+        return 0 if self.now > 400 else None
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
