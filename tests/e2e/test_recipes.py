@@ -55,6 +55,8 @@ def train(recipe: str, tmp_path: Path):
     shutil.copy(RECIPES / f"{recipe}.yaml", tmp_path / f"my_{recipe}.yaml")
     sizes = {
         "data.train_batch_size": 8,
+        # Rendering thousands of rows would take longer than the steps.
+        "data.train_max_samples": 256,
         "data.max_prompt_length": 32,
         "data.max_response_length": 8,
         "actor_rollout_ref.rollout.n": 1 if recipe in ("ppo", "remax", "reinforce_pp") else 4,

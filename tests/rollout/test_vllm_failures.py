@@ -76,6 +76,7 @@ def test_a_process_that_ends_without_an_exception_leaves_what_the_system_said(li
 @pytest.mark.parametrize(
     ("said", "key"),
     [
+        ("Error in memory profiling. Initial free memory 90 GiB, current free memory 93 GiB.", "kv_cache_memory_bytes"),
         ("Free memory on device cuda:0 (3/79 GiB) is less than desired GPU memory utilization", "gpu_memory_utilization"),
         ("No available memory for the cache blocks. Try increasing", "gpu_memory_utilization"),
         ("5 GiB KV cache is needed, which is larger than the available KV cache memory", "max_model_len"),

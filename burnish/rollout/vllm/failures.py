@@ -40,6 +40,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         f"Lower {_ROLLOUT}.gpu_memory_utilization, or free memory that others hold.",
     ),
     (
+        r"Error in memory profiling|release GPU memory while vLLM is profiling",
+        f"Start again when the GPU is yours alone, or state the cache's size, and nothing is measured: "
+        f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes=8589934592.",
+    ),
+    (
         r"No available memory for the cache blocks|larger than the available KV cache",
         f"Raise {_ROLLOUT}.gpu_memory_utilization, or lower max_model_len or max_num_seqs.",
     ),
