@@ -1,16 +1,16 @@
 """Everything that is wrong with the rows, instead of the first thing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config.data import DataConfig
 from burnish.config.data_names import named_sets
-from burnish.data.files import read_source, sources_of
+from burnish.data.files import Source, read_source, sources_of
 from burnish.data.prepare import prepare_rows
-from burnish.data.prepared_dataset import Split, first_rows, rows_in_memory
-from burnish.data.problems import RowError, RowProblem
+from burnish.data.prepared_dataset import Split, check_max_samples, first_rows, rows_in_memory
+from burnish.data.problems import FileError, Place, RowError, RowProblem
 from burnish.data.readers import ReadRow
 from burnish.data.rl_dataset import create_rl_dataset, preparer_of
 from burnish.utils.errors import DataError
@@ -52,10 +52,7 @@ def check_rows(
             except DataError as error:
                 problems.append(problem_of(error, key))
                 continue
-            guarded = (
-                row for source in sources for row in guarded_rows(read_source(source, split), str(source), problems)
-            )
-            parts.append(first_rows(guarded, max_samples))
+            parts.append(readable_rows(sources, split, max_samples))
     preparer = preparer_of(config, tokenizer, split)
     for part in parts:
         for row in prepare_rows(part, preparer, preparer.num_workers):
@@ -66,18 +63,28 @@ def check_rows(
     return problems
 
 
-def guarded_rows(rows: Iterable[ReadRow], file: str, problems: list[RowProblem]) -> Iterable[ReadRow]:
-    """The rows up to where the file cannot be read, which becomes a problem."""
-    try:
-        yield from rows
-    except DataError as error:
-        problems.append(problem_of(error, file))
+def readable_rows(sources: Sequence[Source], split: Split, max_samples: int) -> Iterator[ReadRow]:
+    """The first ``max_samples`` rows of the sources. Where a file cannot be read any further, an error stands among them, which
+    is not counted, and the other files follow."""
+    check_max_samples(max_samples)
+    num_left = max_samples
+    for source in sources:
+        try:
+            for row in read_source(source, split):
+                yield row
+                num_left -= 1
+                if num_left == 0:
+                    return
+        except DataError as error:
+            yield Place(str(source), 0), _placed(error, str(source))
 
 
 def problem_of(error: DataError, file: str) -> RowProblem:
     """An error as a problem of its row, or of the whole file."""
+    return _placed(error, file).problem
+
+
+def _placed(error: DataError, file: str) -> RowError:
     if isinstance(error, RowError) and error.place is not None:
-        return error.problem
-    return RowProblem(
-        file=file, row=None, column=None, seen="", expected="a file that can be read to its end", message=str(error)
-    )
+        return error
+    return FileError(str(error), file)

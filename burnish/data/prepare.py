@@ -19,7 +19,16 @@ from burnish.config.data import DataConfig
 from burnish.data.problems import Place, RowError
 from burnish.data.readers import ReadRow
 from burnish.data.rows import read_columns
-from burnish.render import is_empty_prompt, normalize_messages, render, template_markers, truncate
+from burnish.render import (
+    Composed,
+    checked_ids,
+    compose,
+    encode_composed,
+    is_empty_prompt,
+    normalize_messages,
+    template_markers,
+    truncate,
+)
 from burnish.utils import env
 from burnish.utils.errors import ConfigError, DataError
 
@@ -28,10 +37,11 @@ MIN_ROWS_FOR_PROCESSES = 20_000
 _CHUNK = 500
 
 Prepared = TypeVar("Prepared", covariant=True)
+Item = TypeVar("Item")
 
 
 class Preparer(Protocol[Prepared]):
-    """Prepares rows one by one, here or, pickled, in another process.
+    """Prepares rows, here or, pickled, in another process.
 
     Attributes:
         tokenizer: that it renders with.
@@ -45,8 +55,8 @@ class Preparer(Protocol[Prepared]):
     @property
     def num_workers(self) -> int: ...
 
-    def prepare(self, place: Place, row: dict[str, Any] | RowError) -> Prepared | RowError:
-        """The row, or what is wrong with it."""
+    def prepare(self, rows: Iterable[ReadRow]) -> Iterator[Prepared | RowError]:
+        """Each row in order, or what is wrong with it; some may be read ahead."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,8 +80,18 @@ class PreparedRow:
     is_empty: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A row whose prompt has yet to become ids, with the prompt as the file has it."""
+
+    place: Place
+    columns: dict[str, Any]
+    prompt: Any
+    composed: Composed
+
+
 class RowPreparer:
-    """Prepares rows, one by one.
+    """Prepares rows; the prompts of some hundred are tokenized at once.
 
     Args:
         tokenizer: renders the prompts.
@@ -96,35 +116,38 @@ class RowPreparer:
         """Processes that share the work of large sets."""
         return self.config.filter_overlong_prompts_workers
 
-    def prepare(self, place: Place, row: dict[str, Any] | RowError) -> PreparedRow | RowError:
-        """The row, or what is wrong with it."""
+    def prepare(self, rows: Iterable[ReadRow]) -> Iterator[PreparedRow | RowError]:
+        """Each row in order, or what is wrong with it; some hundred are read ahead."""
+        drafts = (self._draft(place, row) for place, row in rows)
+        for chunk in _chunks(drafts, _CHUNK):
+            composed = [draft.composed for draft in chunk if isinstance(draft, _Draft)]
+            ids = iter(encode_composed(composed, self.tokenizer))
+            for draft in chunk:
+                yield self._finish(draft, next(ids)) if isinstance(draft, _Draft) else draft
+
+    def _draft(self, place: Place, row: dict[str, Any] | RowError) -> _Draft | RowError:
         if isinstance(row, RowError):
             return row
         try:
-            return self._prepare(place, row)
+            columns = read_columns(row, self.config)
+            prompt = columns["raw_prompt"]
+            try:
+                if self.tokenizer.chat_template:
+                    columns["raw_prompt"] = normalize_messages(prompt)
+                return _Draft(place, columns, prompt, self._compose(prompt, columns.get("tools") or self.tools))
+            except DataError as error:
+                raise self._prompt_error(prompt, error) from error
         except RowError as error:
             return error.at(place)
 
-    def _prepare(self, place: Place, row: dict[str, Any]) -> PreparedRow:
-        config = self.config
-        columns = read_columns(row, config)
-        prompt = columns["raw_prompt"]
+    def _finish(self, draft: _Draft, ids: list[int]) -> PreparedRow | RowError:
+        config, columns, prompt = self.config, draft.columns, draft.prompt
         try:
-            if self.tokenizer.chat_template:
-                columns["raw_prompt"] = normalize_messages(prompt)
-            ids = self._render(prompt, columns.get("tools") or self.tools)
-            kept = truncate(ids, config.max_prompt_length, self.policy)
-        except RowError:
-            raise
+            kept = truncate(checked_ids(ids, prompt), config.max_prompt_length, self.policy)
         except DataError as error:
-            raise RowError(
-                f"column {config.prompt_key!r}: {error}",
-                column=config.prompt_key,
-                seen=f"{type(prompt).__name__} ({prompt!r:.80})",
-                expected=f"a prompt that renders to at most {config.max_prompt_length} tokens",
-            ) from error
+            return self._prompt_error(prompt, error).at(draft.place)
         return PreparedRow(
-            place=place,
+            place=draft.place,
             columns=columns,
             ids=np.asarray(kept, dtype=np.int32) if kept is not None else None,
             length=len(ids),
@@ -132,7 +155,7 @@ class RowPreparer:
             is_empty=is_empty_prompt(columns["raw_prompt"]),
         )
 
-    def _render(self, prompt: Any, tools: list[dict[str, Any]]) -> list[int]:
+    def _compose(self, prompt: Any, tools: list[dict[str, Any]]) -> Composed:
         if tools and not self.tokenizer.chat_template:
             raise RowError(
                 "The row has tools, and a tokenizer without a chat template has no way to show them.",
@@ -141,7 +164,18 @@ class RowPreparer:
                 expected="none, or a chat template",
             )
         kwargs = self.config.apply_chat_template_kwargs
-        return render(prompt, self.tokenizer, tools=tools or None, chat_template_kwargs=kwargs)
+        return compose(prompt, self.tokenizer, tools=tools or None, chat_template_kwargs=kwargs)
+
+    def _prompt_error(self, prompt: Any, error: DataError) -> RowError:
+        if isinstance(error, RowError):
+            return error
+        key = self.config.prompt_key
+        return RowError(
+            f"column {key!r}: {error}",
+            column=key,
+            seen=f"{type(prompt).__name__} ({prompt!r:.80})",
+            expected=f"a prompt that renders to at most {self.config.max_prompt_length} tokens",
+        )
 
 
 def length_policy(config: DataConfig, split: str) -> str:
@@ -180,8 +214,22 @@ def prepare_rows(
             yield from _in_processes([*head, *more, *rows], preparer, num_workers)
             return
         rows = iter(head)
-    for place, row in rows:
-        yield preparer.prepare(place, row)
+    yield from preparer.prepare(rows)
+
+
+def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of ``size``. What comes before an error is given before it is raised."""
+    chunk: list[Item] = []
+    try:
+        for item in items:
+            chunk.append(item)
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
+    except Exception:
+        yield chunk
+        raise
+    yield chunk
 
 
 def _in_processes(rows: list[ReadRow], preparer: Preparer[Prepared], num_workers: int) -> Iterator[Prepared | RowError]:
@@ -221,8 +269,13 @@ def _feed(
 ) -> None:
     """Gives chunk after chunk to a process of its own until none waits."""
     command = [sys.executable, "-m", "burnish.data.prepare_worker"]
-    # The folders that this process imports from, so that a tokenizer of the user's own is found there too.
-    environment = {**env.everything(), "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    environment = {
+        # The processes are many already.
+        "TOKENIZERS_PARALLELISM": "false",
+        **env.everything(),
+        # The folders that this process imports from, so that a tokenizer of the user's own is found there too.
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    }
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile() as said,

@@ -19,7 +19,7 @@ def main() -> None:
             chunk = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        pickle.dump([preparer.prepare(place, row) for place, row in chunk], answers)
+        pickle.dump(list(preparer.prepare(chunk)), answers)
         answers.flush()
 
 

@@ -113,9 +113,14 @@ def first_rows(rows: Iterator[ReadRow], number: int) -> Iterator[ReadRow]:
     Raises:
         DataError: it is 0.
     """
+    check_max_samples(number)
+    return islice(rows, number) if number >= 0 else rows
+
+
+def check_max_samples(number: int) -> None:
+    """Raises DataError where no row would be read."""
     if number == 0:
         raise DataError(
             "data.train_max_samples or data.val_max_samples is 0, so no row would be read. Set -1 for all rows; null as "
             "data.val_files for no validation."
         )
-    return islice(rows, number) if number >= 0 else rows

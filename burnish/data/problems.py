@@ -1,6 +1,6 @@
 """What is wrong with a row, as fields and as a sentence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from burnish.utils.errors import DataError
@@ -81,6 +81,22 @@ class RowError(DataError):
             expected=self.expected,
             message=str(self),
         )
+
+
+class FileError(RowError):
+    """A file cannot be read any further; stands among its rows."""
+
+    def __init__(self, message: str, file: str) -> None:
+        super().__init__(message, expected="a file that can be read to its end")
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileError, (self.reason, self.file)
+
+    @property
+    def problem(self) -> RowProblem:
+        """The fields of the error."""
+        return replace(super().problem, file=self.file)
 
 
 def _row_error(reason: str, place: Place | None, column: str | None, seen: str, expected: str) -> RowError:

@@ -5,10 +5,9 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from burnish.config.sft import SFTDataConfig
-from burnish.data.check import guarded_rows, problem_of
-from burnish.data.files import read_source, sources_of
+from burnish.data.check import problem_of, readable_rows
+from burnish.data.files import sources_of
 from burnish.data.prepare import prepare_rows
-from burnish.data.prepared_dataset import first_rows
 from burnish.data.problems import RowError, RowProblem
 from burnish.data.sft_prepare import ConversationPreparer
 from burnish.utils.errors import DataError
@@ -36,9 +35,9 @@ def check_conversations(
     except DataError as error:
         return [problem_of(error, key)]
     problems: list[RowProblem] = []
-    rows = (row for source in sources for row in guarded_rows(read_source(source, split), str(source), problems))
+    rows = readable_rows(sources, split, max_samples)
     preparer = ConversationPreparer(tokenizer, config)
-    for row in prepare_rows(first_rows(rows, max_samples), preparer, preparer.num_workers):
+    for row in prepare_rows(rows, preparer, preparer.num_workers):
         if isinstance(row, RowError):
             problems.append(row.problem)
         if len(problems) >= max_problems:

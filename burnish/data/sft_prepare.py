@@ -1,6 +1,7 @@
 """Conversations read -> token sequences with what is learnt of them, cut to length; in this process or in several."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from burnish.config.sft import SFTDataConfig
 from burnish.data.problems import Place, RowError
+from burnish.data.readers import ReadRow
 from burnish.data.sft_rows import Conversation, read_conversation
 from burnish.render import (
     ConversationRenderer,
@@ -81,8 +83,11 @@ class ConversationPreparer:
         """Processes that share the work of large sets."""
         return self.config.render_workers
 
-    def prepare(self, place: Place, row: dict[str, Any] | RowError) -> PreparedConversation | RowError:
-        """The row, or what is wrong with it."""
+    def prepare(self, rows: Iterable[ReadRow]) -> Iterator[PreparedConversation | RowError]:
+        """Each row in order, or what is wrong with it."""
+        return (self._prepare(place, row) for place, row in rows)
+
+    def _prepare(self, place: Place, row: dict[str, Any] | RowError) -> PreparedConversation | RowError:
         if isinstance(row, RowError):
             return row
         try:

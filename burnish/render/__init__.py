@@ -2,6 +2,10 @@
 
 from burnish.render.conversation import LOSS_KEYS, ConversationRenderer, TrainingSequence
 from burnish.render.prompt import (
+    Composed,
+    checked_ids,
+    compose,
+    encode_composed,
     encode_text,
     is_blank,
     is_empty_message,
@@ -21,10 +25,14 @@ from burnish.render.truncation import TRUNCATION_POLICIES, truncate
 __all__ = [
     "LOSS_KEYS",
     "TRUNCATION_POLICIES",
+    "Composed",
     "ConversationRenderer",
     "TemplateCheck",
     "TrainingSequence",
     "check_template",
+    "checked_ids",
+    "compose",
+    "encode_composed",
     "encode_text",
     "is_blank",
     "is_empty_message",

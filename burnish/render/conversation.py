@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from burnish.render.faithful import check_answer, check_history
 from burnish.render.prompt import Messages, encode_text, normalize_messages
 from burnish.render.spans import Span, SpanEncoder, continue_ids
-from burnish.render.turns import Turn, TurnReader
+from burnish.render.turns import History, Turn, TurnReader
 from burnish.utils.errors import DataError
 
 LOSS_KEYS = ("loss", "weight")
@@ -98,9 +98,10 @@ class ConversationRenderer:
         """
         normal, wanted = learnt_messages(messages, train_on)
         reader = self._reader(chat_template_kwargs)
+        history = History(reader, normal[: max(wanted, default=0) + 1], tools)
         groups: list[_Group] = []
         for number in reversed(wanted):
-            turn = reader.turn(normal, number, tools)
+            turn = reader.turn(history, number)
             unwritten = check_answer(normal[number], turn)
             holder = next((group for group in groups if group.text.startswith(turn.text)), None)
             if holder is not None:
@@ -115,7 +116,7 @@ class ConversationRenderer:
                     f"data.train_on=last to learn the last one alone."
                 )
             if not groups:
-                check_history(normal[:number], turn.text[: turn.begin], reader, tools)
+                check_history(history, number, turn.text[: turn.begin])
             groups.append(self._start_group(turn, unwritten))
         return [self._encode(group) for group in reversed(groups)]
 

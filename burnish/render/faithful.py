@@ -1,11 +1,10 @@
 """Whether a chat template wrote what the messages hold. A template leaves out what it has no place for, without a word: whole
 messages of tools, calls, thoughts, the text of every message if it expects lists of parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from burnish.render.prompt import Messages
-from burnish.render.turns import Turn, TurnReader, reasoning_of
+from burnish.render.turns import History, Turn, reasoning_of
 from burnish.utils.errors import DataError
 
 _TEMPLATE = "as model.custom_chat_template"
@@ -47,33 +46,32 @@ def check_answer(message: Mapping[str, Any], turn: Turn) -> int:
     return unwritten + (bool(thoughts) and thoughts not in written)
 
 
-def check_history(messages: Messages, text: str, reader: TurnReader, tools: Sequence[Any] | None) -> None:
-    """Raises DataError where one of the ``messages`` before the last learnt answer is missing in what the template wrote.
+def check_history(history: History, number: int, text: str) -> None:
+    """Raises DataError where one of the messages before the last learnt answer, which is ``number``, is missing in what the
+    template wrote.
 
     Args:
         text: the prompt that the template made of them.
     """
-    for number, message in enumerate(messages):
+    for place, message in enumerate(history.messages[:number]):
         said, role = str(message["content"]).rpartition("</think>")[2].strip(), message["role"]
         if not said or (message.get("tool_calls") and role == "assistant"):
             continue  # Some templates drop the text beside calls.
         if role in ("user", "assistant", "system") and said in text:
             continue
         # Words are taken out of system messages, results of tools written as JSON.
-        if role not in ("user", "assistant") and _changes_text(messages, number, reader, tools):
+        if role not in ("user", "assistant") and _changes_text(history, place, number):
             continue
         known = role in ("user", "assistant", "system", "tool")
         advice = f"Give a template that does, {_TEMPLATE}." if known else "Give it a role that the template knows."
         raise DataError(
-            f"The chat template does not write message {number} ({role}), {said[:60]!r}, as it is: the model would answer "
+            f"The chat template does not write message {place} ({role}), {said[:60]!r}, as it is: the model would answer "
             f"something else than the row says. {advice}"
         )
 
 
-def _changes_text(messages: Messages, number: int, reader: TurnReader, tools: Sequence[Any] | None) -> bool:
-    """Whether message ``number`` makes any difference."""
-    through = messages[: number + 1]
-    if number == 0:
-        other = messages[1:2]
-        return not other or reader.write([*through, *other], tools).text != reader.write(other, tools).text
-    return reader.write(through, tools).text != reader.write(messages[:number], tools).text
+def _changes_text(history: History, place: int, number: int) -> bool:
+    """Whether message ``place`` makes any difference among the first ``number``."""
+    if place == 0:
+        return number == 1 or history.differs_without_first()
+    return history.write(place + 1).text != history.write(place).text

@@ -2,11 +2,12 @@
 
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from burnish.utils.errors import ConfigError, DataError, ModelError
 
@@ -15,6 +16,12 @@ Messages = list[dict[str, Any]]
 # Under which key of a message its thoughts are, by template.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _OWN_ARGUMENTS = ("tokenize", "return_dict", "add_generation_prompt", "conversation", "tools", "chat_template")
+
+# Characters tokenized at once: what a tokenizer returns is a hundred times as large for a moment.
+_MOST_AT_ONCE = 1_000_000
+
+Composed = str | list[int]
+"""A prompt's text; its ids where the tokenizer has a way of its own from messages or texts to ids."""
 
 
 def render(
@@ -46,13 +53,51 @@ def render(
         DataError: a message is malformed, the template refuses the conversation, or nothing is left of it.
         ModelError: messages are given and the tokenizer has no chat template.
     """
-    has_template = bool(tokenizer.chat_template)
-    if isinstance(messages, str) and not has_template:
-        ids = encode_text(messages, tokenizer)
-    else:
-        ids = _apply_template(
-            normalize_messages(messages), tokenizer, tools, dict(chat_template_kwargs or {}), add_generation_prompt
-        )
+    composed = compose(
+        messages,
+        tokenizer,
+        tools=tools,
+        chat_template_kwargs=chat_template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+    )
+    (ids,) = encode_composed([composed], tokenizer)
+    return checked_ids(ids, messages)
+
+
+def compose(
+    messages: str | Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    tools: Sequence[Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> Composed:
+    """The first half of `render`, with the same arguments and errors; `encode_composed` and `checked_ids` are the rest."""
+    if isinstance(messages, str) and not tokenizer.chat_template:
+        return messages if _is_plain(tokenizer) else encode_text(messages, tokenizer)
+    return _apply_template(
+        normalize_messages(messages), tokenizer, tools, dict(chat_template_kwargs or {}), add_generation_prompt
+    )
+
+
+def encode_composed(prompts: Sequence[Composed], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The ids of composed prompts: the same as one by one, and many at once take all cores."""
+    # Where there is a template, it alone writes special tokens.
+    arguments = {"add_special_tokens": False} if tokenizer.chat_template else {}
+    ids: list[list[int]] = []
+    for texts in _portions([prompt for prompt in prompts if isinstance(prompt, str)]):
+        encoded: Any = tokenizer(texts, **arguments)["input_ids"]
+        ids += encoded if arguments else map(partial(_without_end, tokenizer=tokenizer), encoded, texts)
+    following = iter(ids)
+    return [next(following) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+def checked_ids(ids: list[int], messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """The ids of a prompt.
+
+    Raises:
+        DataError: there are none.
+    """
     if not ids:
         raise DataError(
             f"The prompt {messages!r:.200} has no tokens: a model needs at least one to go on from. Give it a text, or leave "
@@ -63,11 +108,7 @@ def render(
 
 def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The text's ids as the tokenizer makes them (with its begin token), less an end-of-sequence token that it appends."""
-    ids = list(tokenizer(text)["input_ids"])
-    if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-        # Some tokenizers close every text; a prompt that ends so asks the model to go on after the end.
-        ids.pop()
-    return ids
+    return _without_end(list(tokenizer(text)["input_ids"]), text, tokenizer=tokenizer)
 
 
 def normalize_messages(messages: str | Sequence[Mapping[str, Any]]) -> Messages:
@@ -165,29 +206,64 @@ def check_template_kwargs(chat_template_kwargs: Mapping[str, Any]) -> None:
         raise ConfigError(f"data.apply_chat_template_kwargs may not hold {', '.join(taken)}: burnish sets it itself.")
 
 
+def _without_end(ids: list[int], text: str, *, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Some tokenizers close every text; a prompt that ends so asks the model to go on after the end."""
+    closed = bool(ids) and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token))
+    return ids[:-1] if closed else ids
+
+
+def applies_its_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether `apply_chat_template` is the library's: the template's text, tokenized."""
+    method = getattr(tokenizer.apply_chat_template, "__func__", None)
+    return method is PreTrainedTokenizerBase.apply_chat_template
+
+
+def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether nothing but the tokenizers library makes texts ids, so that they do not depend on the texts beside them."""
+    return (
+        applies_its_template(tokenizer)
+        and type(tokenizer).__call__ is PreTrainedTokenizerBase.__call__
+        and getattr(tokenizer._encode_plus, "__func__", None) is PreTrainedTokenizerFast._encode_plus
+    )
+
+
+def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order, in lists of about `_MOST_AT_ONCE` characters."""
+    portion: list[str] = []
+    length = 0
+    for text in texts:
+        if portion and length + len(text) > _MOST_AT_ONCE:
+            yield portion
+            portion, length = [], 0
+        portion.append(text)
+        length += len(text)
+    if portion:
+        yield portion
+
+
 def _apply_template(
     messages: Messages,
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Any] | None,
     chat_template_kwargs: dict[str, Any],
     add_generation_prompt: bool,
-) -> list[int]:
+) -> Composed:
     if not tokenizer.chat_template:
         raise ModelError(
             f"The prompt is a list of messages, and the tokenizer {tokenizer.name_or_path!r} has no chat template. "
             f"Give one as actor_rollout_ref.model.custom_chat_template, or make the prompts plain strings."
         )
     check_template_kwargs(chat_template_kwargs)
-    encoded = _call_template(
+    how = {"tokenize": False} if _is_plain(tokenizer) else {"tokenize": True, "return_dict": True}
+    made = _call_template(
         messages,
         tokenizer,
         tools=list(tools) if tools else None,
-        tokenize=True,
-        return_dict=True,
         add_generation_prompt=add_generation_prompt,
+        **how,
         **chat_template_kwargs,
     )
-    return list(encoded["input_ids"])
+    return str(made) if _is_plain(tokenizer) else list(made["input_ids"])
 
 
 def _call_template(messages: Messages, tokenizer: PreTrainedTokenizerBase, **arguments: Any) -> Any:

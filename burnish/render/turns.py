@@ -1,5 +1,6 @@
 """What a chat template writes for one assistant's turn: behind which prompt, and where it ends."""
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +9,24 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from burnish.render.prompt import REASONING_KEYS, Messages, check_template_kwargs, render_text, with_argument_texts
+from burnish.render.prefixes import SEEN_BY_TEMPLATES, Prefixes, prefixes_of, seen_by_templates
+from burnish.render.prompt import (
+    REASONING_KEYS,
+    Messages,
+    applies_its_template,
+    check_template_kwargs,
+    render_text,
+    with_argument_texts,
+)
 from burnish.render.spans import Span
 from burnish.utils.errors import DataError, ModelError
+from burnish.utils.foreign_code import Caught
 
 _PROBE = "42 it is"
+# Texts of beginnings that cost less to render than to watch a template for.
+_FEW = 8
+# What is none of the template's variables, whatever it would do.
+_PARAMETERS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"kwargs"}
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # A thought that the prompt opens, or has opened and closed again: the model's turn begins behind it.
 _THOUGHT_IN_PROMPT = re.compile(r"<think>(?P<space>\s*)(?P<closed></think>\s*)?\Z")
@@ -56,6 +70,57 @@ class Turn:
     def text(self) -> str:
         """Prompt and answer."""
         return self.written.text[: self.end]
+
+
+class History:
+    """A conversation, asked for the texts of its beginnings: after some, all come from one rendering where they can (see
+    `burnish.render.prefixes`)."""
+
+    def __init__(self, reader: "TurnReader", messages: Messages, tools: Sequence[Any] | None) -> None:
+        self.messages = messages
+        self._reader = reader
+        self._tools = tools
+        self._num_asked = 0
+        self._found: dict[bool, Prefixes | None] = {}
+        self._marks: tuple[Span, ...] | None = None
+
+    def write(self, number: int, *, prompt: bool = False) -> Written:
+        """The first ``number`` messages as text; with ``prompt`` up to where the assistant goes on.
+
+        Raises:
+            DataError: the template refuses them or fails.
+        """
+        self._num_asked += 1
+        prefixes = self._prefixes(prompt) if self._num_asked > _FEW else None
+        if prefixes is None or number in prefixes.unproven:
+            return self._reader.write(self.messages[:number], self._tools, prompt=prompt)
+        marks = None if prompt or self._marks is None else prefixes.marks(number, self._marks)
+        return Written(prefixes.of(number), marks)
+
+    def differs_without_first(self) -> bool:
+        """Whether the first message makes any difference to the second."""
+        other = self.messages[1:2]
+        return not other or self.write(2).text != self._reader.write(other, self._tools).text
+
+    def _prefixes(self, prompt: bool) -> Prefixes | None:
+        if prompt not in self._found:
+            # A template that fails on the whole conversation may do on some beginnings alone, which say so themselves.
+            with Caught() as caught:
+                self._found[prompt] = self._read_prefixes(prompt)
+            if caught.error is not None:
+                self._found[prompt] = None
+        return self._found[prompt]
+
+    def _read_prefixes(self, prompt: bool) -> Prefixes | None:
+        prefixes = self._reader.prefixes(self.messages, self._tools, prompt=prompt)
+        if prefixes is None:
+            return None
+        whole = self._reader.write(self.messages, self._tools, prompt=prompt)
+        if whole.text != prefixes.text or list(whole.marks or ()) != sorted(whole.marks or ()):
+            return None
+        if not prompt:
+            self._marks = whole.marks
+        return prefixes
 
 
 class TurnReader:
@@ -110,17 +175,30 @@ class TurnReader:
                 f"message does not have, or one of another type."
             ) from error
 
-    def turn(self, messages: Messages, number: int, tools: Sequence[Any] | None) -> Turn:
+    def prefixes(self, messages: Messages, tools: Sequence[Any] | None, *, prompt: bool) -> Prefixes | None:
+        """The texts of all beginnings of a conversation; None where they have to be rendered one by one.
+
+        Raises:
+            Exception: what the template raises.
+        """
+        if not applies_its_template(self._tokenizer) or _PARAMETERS & set(self._kwargs):
+            return None
+        seeing = {**self._kwargs, "chat_template": SEEN_BY_TEMPLATES}
+        seen = seen_by_templates(render_text(messages, self._tokenizer, tools=tools, chat_template_kwargs=seeing))
+        variables = {"documents": None, **self._tokenizer.special_tokens_map, **self._kwargs, "tools": seen[1]}
+        return prefixes_of(self._template(tools), seen[0], variables, add_generation_prompt=prompt)
+
+    def turn(self, history: History, number: int) -> Turn:
         """The answer that is message ``number``.
 
         Raises:
             DataError: the template refuses the conversation, or writes another beginning of the turn than its prompt has and
                 what generation would have given cannot be known.
         """
-        prompt = self.write(messages[:number], tools, prompt=True).text
-        written = self.write(messages[: number + 1], tools)
+        prompt = history.write(number, prompt=True).text
+        written = history.write(number + 1)
         if not written.text.startswith(prompt):
-            written = Written(self._as_generated(prompt, written.text, messages[number]))
+            written = Written(self._as_generated(prompt, written.text, history.messages[number]))
         begin = len(prompt)
         opened = _THOUGHT_IN_PROMPT.search(prompt)
         thought_begin = begin if opened is None else opened.start()

@@ -4,13 +4,16 @@ import datetime
 import json
 import logging
 import os
+import pickle
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from burnish.config import CustomClassConfig, DataConfig
 from burnish.data import RLHFDataset, check_rows
 from burnish.data.prepare import RowPreparer, prepare_rows
-from burnish.data.problems import Place
+from burnish.data.problems import FileError, Place, RowError
+from burnish.render import render
 from burnish.utils.errors import ConfigError, DataError
 from burnish.utils.json_lines import replacing
 from tests.render.fake_tokenizers import CHATML, byte_tokenizer
@@ -51,6 +54,66 @@ def test_a_tokenizer_that_cannot_travel_names_the_key():
     rows = [(Place("f", i), {"prompt": "x"}) for i in range(3)]
     with pytest.raises(ConfigError, match="data.filter_overlong_prompts_workers=2: the tokenizer .* cannot be sent"):
         list(prepare_rows(rows, preparer(stuck), num_workers=2, min_rows=1))
+
+
+def test_the_prompts_of_many_rows_are_tokenized_together(monkeypatch):
+    sizes = []
+    original = PreTrainedTokenizerFast._encode_plus
+
+    def counting(tokenizer, text, *arguments, **options):
+        sizes.append(len(text))
+        return original(tokenizer, text, *arguments, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "_encode_plus", counting)
+    bad = {0: 7, 3: [], 700: None}
+    rows = [(Place("f", i), {"prompt": bad.get(i, "x" * (i % 50))}) for i in range(1200)]
+    prepared = list(preparer().prepare(rows))
+    assert len(sizes) == 3
+    assert sum(sizes) == 1200 - len(bad)
+    assert [row.place.row for row in prepared] == list(range(1200))
+    assert {row.place.row for row in prepared if isinstance(row, RowError)} == set(bad)
+    assert all(row.ids.tolist() == render("x" * (row.place.row % 50), TOKENIZER) for row in prepared[4:40])
+
+
+def test_rows_before_one_that_cannot_be_read_are_prepared_first():
+    def rows():
+        yield Place("f", 0), {"prompt": "x"}
+        yield Place("f", 1), {"prompt": 7}
+        raise DataError("f: it ends here.")
+
+    prepared = preparer().prepare(rows())
+    assert next(prepared).place.row == 0
+    assert "column 'prompt' is int (7)" in str(next(prepared))
+    with pytest.raises(DataError, match="it ends here"):
+        next(prepared)
+
+
+def test_rows_before_one_on_which_the_template_fails_are_prepared_first():
+    fails = byte_tokenizer(CHATML + "{{ messages[0].content + 1 if messages[0].content == 'y' }}")
+    prepared = preparer(fails).prepare([(Place("f", i), {"prompt": text}) for i, text in enumerate("xxy")])
+    assert [next(prepared).place.row, next(prepared).place.row] == [0, 1]
+    with pytest.raises(TypeError):
+        next(prepared)
+
+
+class Telling:
+    """Prepares rows by saying whether this process shares its work out over the cores."""
+
+    tokenizer = None
+    workers_key = "data.render_workers"
+    num_workers = 2
+
+    def prepare(self, rows):
+        return [os.environ.get("TOKENIZERS_PARALLELISM") for _ in rows]
+
+
+@pytest.mark.slow
+def test_where_rows_are_shared_among_processes_each_of_them_takes_one_core(monkeypatch):
+    rows = [(Place("f", i), {}) for i in range(3)]
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    assert list(prepare_rows(rows, Telling(), num_workers=2, min_rows=1)) == ["false"] * 3
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    assert list(prepare_rows(rows, Telling(), num_workers=2, min_rows=1)) == ["true"] * 3
 
 
 # ----------------------------------------------------------------------------------------------- cache
@@ -191,6 +254,28 @@ def test_all_problems_are_told_with_file_row_column_seen_and_expected(tmp_path):
     assert "data.val_files.one" in validation[0].message
     assert len(validation) == 5
     assert len(check_rows(config, TOKENIZER, max_problems=2)) == 2
+
+
+def test_a_file_that_ends_early_is_told_behind_its_rows_and_is_none_of_the_rows_that_are_asked_for(tmp_path):
+    for name, rows in (
+        ("a", '[{"prompt": "x"}, {"prompt": 1}, {"prompt": "x"}, no'),
+        ("b", '[{"prompt": 2}, {"prompt": 3}]'),
+    ):
+        (tmp_path / f"{name}.json").write_text(rows)
+    (tmp_path / "c.parquet").write_text("no")
+    files = [str(tmp_path / name) for name in ("a.json", "c.parquet", "b.json")]
+    config = DataConfig(train_files=files)
+    told = [(files[0], 1), (files[0], 3), (files[1], None), (files[2], 0), (files[2], 1)]
+    assert [(one.file, one.row) for one in check_rows(config, TOKENIZER)] == told
+    some = DataConfig(train_files=files, train_max_samples=4)
+    assert [(one.file, one.row) for one in check_rows(some, TOKENIZER)] == told[:-1]
+    assert [(one.file, one.row) for one in check_rows(config, TOKENIZER, max_problems=3)] == told[:3]
+
+
+def test_an_error_of_a_whole_file_travels_to_other_processes():
+    error = pickle.loads(pickle.dumps(FileError("it ends", "f")))
+    assert error.problem == FileError("it ends", "f").problem
+    assert (error.problem.file, error.problem.row, error.problem.message) == ("f", None, "it ends")
 
 
 def test_what_is_checked_is_what_the_dataset_takes():

@@ -1,7 +1,9 @@
 import pytest
 
-from burnish.render import looks_templated, normalize_messages, render, render_text
+from burnish.render import compose, encode_composed, looks_templated, normalize_messages, prompt, render, render_text
 from burnish.utils.errors import ConfigError, DataError, ModelError
+from tests.render import chat_templates
+from tests.render.chat_templates import tokenizer_with
 from tests.render.fake_tokenizers import CHATML, byte_tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
@@ -124,3 +126,65 @@ def test_arguments_of_tool_calls_are_objects_to_the_template_unless_it_wants_tex
     assert render_text([call("no json")], as_object) == '"no json"'
     with pytest.raises(DataError, match="not a list of calls"):
         normalize_messages([{"role": "assistant", "content": "", "tool_calls": "f"}])
+
+
+# ------------------------------------------------------------------------------------------- many at once
+
+PROMPTS = ["1+1=", " naïve 🙂\n", "<|im_end|> in a question", "", "שלום " * 30]
+TEMPLATES = {
+    name: value for name, value in vars(chat_templates).items() if name.isupper() and name[0] != "_" and "{%" in value
+}
+
+
+def from_library(tokenizer, messages):
+    made = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
+    return list(made["input_ids"])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_encoded_together_have_the_ids_of_apply_chat_template(name):
+    tokenizer = tokenizer_with(TEMPLATES[name])
+    conversations = [[{"role": "user", "content": text}] for text in PROMPTS]
+    together = encode_composed([compose(one, tokenizer) for one in conversations], tokenizer)
+    assert together == [from_library(tokenizer, one) for one in conversations]
+    assert together == [render(one, tokenizer) for one in conversations]
+
+
+@pytest.mark.parametrize("ends", [{}, {"begin": True}, {"begin": True, "end": True}])
+def test_texts_encoded_together_have_the_ids_that_each_has_alone(ends):
+    tokenizer = byte_tokenizer(None, **ends)
+    texts = [text for text in [*PROMPTS, "closed<|im_end|>"] if text or ends]
+    together = encode_composed([compose(text, tokenizer) for text in texts], tokenizer)
+    assert together == [prompt.encode_text(text, tokenizer) for text in texts]
+    assert together == [render(text, tokenizer) for text in texts]
+
+
+class OwnTemplate(type(byte_tokenizer())):
+    def apply_chat_template(self, *arguments, **options):
+        made = super().apply_chat_template(*arguments, **options)
+        return {"input_ids": [7, *made["input_ids"]]} if options.get("tokenize") else made
+
+
+class OwnCall(type(byte_tokenizer())):
+    def __call__(self, text, **options):
+        assert isinstance(text, str)
+        made = super().__call__(text, **options)
+        return {"input_ids": [7, *made["input_ids"]]}
+
+
+@pytest.mark.parametrize("cls", [OwnTemplate, OwnCall])
+def test_a_tokenizer_with_a_way_of_its_own_goes_it_prompt_by_prompt(cls):
+    tokenizer = cls(tokenizer_object=byte_tokenizer().backend_tokenizer, eos_token="<|im_end|>")
+    tokenizer.chat_template = CHATML
+    conversations = [[{"role": "user", "content": text}] for text in PROMPTS]
+    together = encode_composed([compose(one, tokenizer) for one in conversations], tokenizer)
+    assert together == [from_library(tokenizer, one) for one in conversations]
+    assert all(ids[0] == 7 for ids in together)
+
+
+def test_what_is_tokenized_at_once_has_a_bound(monkeypatch):
+    monkeypatch.setattr(prompt, "_MOST_AT_ONCE", 10)
+    tokenizer = byte_tokenizer(None)
+    texts = ["12345", "12345", "1", "1234567890123", "12"]
+    assert list(prompt._portions(texts)) == [["12345", "12345"], ["1"], ["1234567890123"], ["12"]]
+    assert encode_composed(texts, tokenizer) == [render(text, tokenizer) for text in texts]
