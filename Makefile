@@ -26,7 +26,7 @@ test-slow: $(VENV)/.dev
 test-vllm: .venv-vllm/.done
 	.venv-vllm/bin/python -m pytest tests/vllm -m "not gpu" --timeout=600 --durations=10
 
-# Estimators, losses, corrections and keys against verl's and TRL's functions, as PyPI has them (35 MB to fetch).
+# Estimators, losses, corrections and keys against verl's and TRL's functions, as PyPI has them (17 MB to fetch).
 test-parity: $(VENV)/.dev .peers/parity/.done
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity -m parity --timeout=600
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts what burnish's numbers are compared with into .peers/parity: verl and TRL, as they are on PyPI (35 MB, under a minute).
+# Puts what burnish's numbers are compared with into .peers/parity: verl and TRL, as they are on PyPI (17 MB, half a minute).
 #
 #   bash tests/parity/install.sh [python]
 #
