@@ -8,6 +8,7 @@ import typer
 
 from burnish.cli.data_commands import data_app
 from burnish.cli.model_commands import add_model_commands
+from burnish.utils import garbage
 from burnish.utils.console import console
 
 app = typer.Typer(
@@ -48,7 +49,8 @@ def check(context: typer.Context) -> None:
     from burnish.trainer.ending import exit_status
 
     def run() -> int:
-        from burnish.cli.check import run_check
+        with garbage.kept():
+            from burnish.cli.check import run_check
 
         return run_check(context.args)
 

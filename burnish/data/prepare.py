@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -91,7 +92,7 @@ class _Draft:
 
 
 class RowPreparer:
-    """Prepares rows; the prompts of some hundred are tokenized at once.
+    """Prepares rows. The prompts of some hundred are tokenized at once, while the next ones are read.
 
     Args:
         tokenizer: renders the prompts.
@@ -119,11 +120,15 @@ class RowPreparer:
     def prepare(self, rows: Iterable[ReadRow]) -> Iterator[PreparedRow | RowError]:
         """Each row in order, or what is wrong with it; some hundred are read ahead."""
         drafts = (self._draft(place, row) for place, row in rows)
-        for chunk in _chunks(drafts, _CHUNK):
-            composed = [draft.composed for draft in chunk if isinstance(draft, _Draft)]
-            ids = iter(encode_composed(composed, self.tokenizer))
-            for draft in chunk:
-                yield self._finish(draft, next(ids)) if isinstance(draft, _Draft) else draft
+        with ThreadPoolExecutor(max_workers=1) as tokenizing:
+            chunks = ((chunk, tokenizing.submit(self._encode, chunk)) for chunk in _chunks(drafts, _CHUNK))
+            for chunk, encoded in _one_ahead(chunks):
+                ids = iter(encoded.result())
+                for draft in chunk:
+                    yield self._finish(draft, next(ids)) if isinstance(draft, _Draft) else draft
+
+    def _encode(self, drafts: list[_Draft | RowError]) -> list[list[int]]:
+        return encode_composed([draft.composed for draft in drafts if isinstance(draft, _Draft)], self.tokenizer)
 
     def _draft(self, place: Place, row: dict[str, Any] | RowError) -> _Draft | RowError:
         if isinstance(row, RowError):
@@ -230,6 +235,19 @@ def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield chunk
         raise
     yield chunk
+
+
+def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Each item when the next one is made already; what comes before an error is given before it is raised."""
+    made: list[Item] = []
+    try:
+        for item in items:
+            yield from made
+            made = [item]
+    except Exception:
+        yield from made
+        raise
+    yield from made
 
 
 def _in_processes(rows: list[ReadRow], preparer: Preparer[Prepared], num_workers: int) -> Iterator[Prepared | RowError]:

@@ -83,11 +83,13 @@ def compose(
 def encode_composed(prompts: Sequence[Composed], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """The ids of composed prompts: the same as one by one, and many at once take all cores."""
     # Where there is a template, it alone writes special tokens.
-    arguments = {"add_special_tokens": False} if tokenizer.chat_template else {}
+    is_templated = bool(tokenizer.chat_template)
     ids: list[list[int]] = []
     for texts in _portions([prompt for prompt in prompts if isinstance(prompt, str)]):
-        encoded: Any = tokenizer(texts, **arguments)["input_ids"]
-        ids += encoded if arguments else map(partial(_without_end, tokenizer=tokenizer), encoded, texts)
+        encoded: Any = tokenizer(
+            texts, add_special_tokens=not is_templated, return_attention_mask=False, return_token_type_ids=False
+        )["input_ids"]
+        ids += encoded if is_templated else map(partial(_without_end, tokenizer=tokenizer), encoded, texts)
     following = iter(ids)
     return [next(following) if isinstance(prompt, str) else prompt for prompt in prompts]
 

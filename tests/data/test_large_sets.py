@@ -5,15 +5,16 @@ import json
 import logging
 import os
 import pickle
+import threading
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from burnish.config import CustomClassConfig, DataConfig
-from burnish.data import RLHFDataset, check_rows
+from burnish.data import RLHFDataset, check_rows, prepare
 from burnish.data.prepare import RowPreparer, prepare_rows
 from burnish.data.problems import FileError, Place, RowError
-from burnish.render import render
+from burnish.render import encode_composed, render
 from burnish.utils.errors import ConfigError, DataError
 from burnish.utils.json_lines import replacing
 from tests.render.fake_tokenizers import CHATML, byte_tokenizer
@@ -73,6 +74,25 @@ def test_the_prompts_of_many_rows_are_tokenized_together(monkeypatch):
     assert [row.place.row for row in prepared] == list(range(1200))
     assert {row.place.row for row in prepared if isinstance(row, RowError)} == set(bad)
     assert all(row.ids.tolist() == render("x" * (row.place.row % 50), TOKENIZER) for row in prepared[4:40])
+
+
+def test_prompts_are_tokenized_while_the_next_rows_are_read(monkeypatch):
+    reads_on = threading.Event()
+    waited = []
+
+    def encode(prompts, tokenizer):
+        waited.append(reads_on.wait(timeout=60))
+        return encode_composed(prompts, tokenizer)
+
+    def rows():
+        for number in range(1000):
+            if number == 999:
+                reads_on.set()
+            yield Place("f", number), {"prompt": "x"}
+
+    monkeypatch.setattr(prepare, "encode_composed", encode)
+    assert len(list(preparer().prepare(rows()))) == 1000
+    assert all(waited)
 
 
 def test_rows_before_one_that_cannot_be_read_are_prepared_first():
