@@ -23,6 +23,7 @@ from burnish.config.build import build
 from burnish.config.checks import check
 from burnish.config.origin import origins, values_of
 from burnish.config.overrides import parse, to_settings
+from burnish.config.references import followed, look_up
 from burnish.config.settings import Setting, Settings, notices, open_dict, settings_of
 from burnish.config.settle import apply_preset
 from burnish.config.sft import SFTTrainerConfig
@@ -32,8 +33,6 @@ from burnish.config.trees import RL, SFT, Tree
 from burnish.config.values import is_null, near
 from burnish.utils import local_paths
 from burnish.utils.errors import ConfigError
-
-_ONE_KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 
 logger = logging.getLogger("burnish.config")
 
@@ -374,7 +373,7 @@ def _resolve(settings: Settings) -> dict[str, Any]:
         if key in settings.by_key or of_none:
             _insert(tree, key, copy.deepcopy(setting.value))
     for path, leaf in leaves.items():
-        if leaf.follows is not None and is_null(_look_up(tree, path), leaf):
+        if leaf.follows is not None and is_null(look_up(tree, path), leaf):
             _insert(tree, path, f"${{{leaf.follows}}}")
     for key, setting in settings.global_micro_batches.items():
         _insert(tree, key, setting.value)
@@ -387,10 +386,10 @@ def _resolve(settings: Settings) -> dict[str, Any]:
     unread = any("${" in str(setting.value) for setting in settings.inert.values())
     root = _omegaconf(tree, settings) if unread else None
     for path in (*leaves, *settings.global_micro_batches):
-        values[path] = _look_up(tree, path)
+        values[path] = look_up(tree, path)
         if "${" not in str(values[path]):
             continue
-        if (plain := _followed(tree, path)) is not None:
+        if (plain := followed(tree, path)) is not None:
             values[path] = plain[0]
             continue
         root = _omegaconf(tree, settings) if root is None else root
@@ -423,38 +422,6 @@ def _omegaconf(tree: dict[str, Any], settings: Settings) -> DictConfig:
         return OmegaConf.create(tree)
     except OmegaConfBaseException as error:
         raise _unreadable(error, settings) from error
-
-
-def _followed(tree: dict[str, Any], path: str, seen: tuple[str, ...] = ()) -> tuple[Any] | None:
-    """The value at the end of references to one key each, or text with such to text; None where OmegaConf has to read them, or to
-    refuse them.
-
-    Most keys that follow others do only this, and OmegaConf's grammar takes a millisecond for each.
-    """
-    try:
-        value = _look_up(tree, path)
-    except (KeyError, TypeError):
-        return None
-    if path in seen or isinstance(value, (dict, tuple)) or (isinstance(value, str) and value == "???"):
-        return None
-    if "${" not in str(value):
-        return (copy.deepcopy(value),)
-    if not isinstance(value, str) or "\\" in value:
-        return None
-    if whole := _ONE_KEY.fullmatch(value):
-        return _followed(tree, whole[1], (*seen, path))
-    parts = {found[0]: _followed(tree, found[1], (*seen, path)) for found in _ONE_KEY.finditer(value)}
-    if not all(part is not None and isinstance(part[0], str) for part in parts.values()):
-        return None
-    text = _ONE_KEY.sub(lambda found: cast(tuple[str], parts[found[0]])[0], value)
-    return None if "${" in text else (text,)
-
-
-def _look_up(tree: dict[str, Any], path: str) -> Any:
-    value: Any = tree
-    for name in path.split("."):
-        value = value[name]
-    return value
 
 
 def _insert(tree: dict[str, Any], path: str, value: Any) -> None:

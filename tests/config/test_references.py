@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from burnish.config import load, load_config
+from burnish.config.references import followed
 from burnish.utils.errors import ConfigError
 
 NEEDED = ("actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl")
@@ -34,7 +35,7 @@ BY_SHORTCUT = {"number", "nothing", "list", "chain", "text", "to_list", "to_noth
 
 @pytest.mark.parametrize("path", TREE)
 def test_the_shortcut_says_what_omegaconf_says_or_nothing(path):
-    found = load._followed(TREE, path)
+    found = followed(TREE, path)
     assert (found is not None) == (path in BY_SHORTCUT)
     if found is not None:
         value = OmegaConf.select(OmegaConf.create(TREE), path, throw_on_resolution_failure=True)
@@ -43,7 +44,7 @@ def test_the_shortcut_says_what_omegaconf_says_or_nothing(path):
 
 
 def test_what_follows_a_list_is_a_list_of_its_own():
-    found = load._followed(TREE, "to_list")
+    found = followed(TREE, "to_list")
     assert found is not None
     found[0][1]["a"] = 5
     assert TREE["list"] == [1, {"a": 2}]
