@@ -14,7 +14,7 @@ Whether the sides learn alike is decided by a test that is written down beforeha
 Seconds of a step leave out saving; the first step is left out of medians. On a GPU burnish samples with its own engine and a
 peer with vLLM (TRL with ``generate``, if asked), each with the same share of memory. Memory is, on a CPU, the most that the
 training process held; on a GPU, the most that was in use of the whole card beside what was before. With ``--out`` the runs of
-each side are kept as a file, and with ``--add`` seeds that are in both files already are not run again.
+each side are kept as a file, and with ``--add`` seeds that are in both files already are not run again; calls may run at once.
 """
 
 import argparse
@@ -32,6 +32,7 @@ env.calm_threads()
 import torch  # noqa: E402
 
 from benchmarks.demo import machine  # noqa: E402
+from benchmarks.grpo_step import parse_settings  # noqa: E402
 from benchmarks.learning.sides import check_alike, learn  # noqa: E402
 from benchmarks.learning.tables import line, table, title  # noqa: E402
 from benchmarks.learning.verdict import RULE, verdict  # noqa: E402
@@ -111,6 +112,7 @@ def work_of(args: argparse.Namespace, seed: int, folder: Path) -> LearningWork:
         dtype=args.dtype,
         engine_memory=args.engine_memory,
         peer_engine=args.peer_engine,
+        peer_settings=args.peer_set,
         **sizes,
     )
     work.check()
@@ -126,9 +128,13 @@ def measure(args: argparse.Namespace) -> dict[str, list[Run]]:
             work = work_of(args, seed, Path(scratch))
             pair = {side: learn(side, work, args.logs / f"{side}_{seed}") for side in runs}
         check_alike(pair)
+        if args.add:
+            # Other calls may have added theirs meanwhile.
+            runs = {side: [run for run in found if run["seed"] != seed] for side, found in kept(args).items()}
         for side, run in pair.items():
             kept_keys = {key: value for key, value in run.items() if key != "prompt_tokens"}
-            runs[side].append({**kept_keys, "side_by_side": args.side_by_side})
+            added = [*runs[side], {**kept_keys, "side_by_side": args.side_by_side}]
+            runs[side] = sorted(added, key=lambda each: each["seed"])
             print(line(side, run), flush=True)
         if args.out is not None:
             write(args, runs, work)
@@ -171,6 +177,7 @@ def shown_work(args: argparse.Namespace) -> dict[str, Any]:
         **{name: task[name] for name in SIZES if name in task},
         "device": args.device,
         "dtype": args.dtype,
+        **({"peer_settings": args.peer_set} if args.peer_set else {}),
     }
 
 
@@ -232,6 +239,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--peer-engine", choices=["vllm", "hf"], default="vllm", help="TRL's sampling on a GPU; hf: generate"
     )
+    parser.add_argument(
+        "--peer-set", nargs="+", default=[], metavar="KEY=VALUE", help="more of the peer's configuration, in YAML"
+    )
     parser.add_argument("--out", type=Path, help="folder of the results' files, as docs/results; else none are written")
     parser.add_argument("--name", help="of the results, as learning-NAME-trl.json; the task's")
     parser.add_argument("--add", action="store_true", help="keep the seeds that the files in --out have")
@@ -259,6 +269,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if (value := getattr(args, name)) is not None
     }
     args.settings = TASKS[args.task] | given
+    args.peer_set = parse_settings(args.peer_set)
     args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
     args.name = args.name or (args.task if args.peer_engine == "vllm" else f"{args.task}-generate")
     if args.peer == "verl" and args.peer_engine != "vllm":

@@ -6,8 +6,9 @@ Every side's interpreter reads this file, so it imports nothing but Python's own
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class LearningWork:
         device, dtype: where, and what is computed in; weights and moments are float32.
         engine_memory: share of the GPU's memory for whatever samples.
         peer_engine: what a peer samples with on a GPU: ``vllm``, or of TRL ``hf``, transformers' `generate`, as on a CPU.
+        peer_settings: more of a peer's configuration, in its own words, that decides nothing of what is learnt.
     """
 
     model: str
@@ -60,6 +62,7 @@ class LearningWork:
     dtype: str
     engine_memory: float = 0.3
     peer_engine: str = "vllm"
+    peer_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -252,10 +255,12 @@ def merged(work: LearningWork, side: str) -> dict[str, Any]:
         ValueError: two settings say one key differently.
     """
     found: dict[str, Any] = {}
-    for setting in settings(work):
-        for key, value in getattr(setting, side).items():
-            if found.setdefault(key, value) != value:
-                raise ValueError(f"{key} is {found[key]!r} and {value!r}.")
+    said = [getattr(setting, side) for setting in settings(work)]
+    for key, value in chain.from_iterable(
+        each.items() for each in (*said, work.peer_settings if side != "burnish" else {})
+    ):
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"{key} is {found[key]!r} and {value!r}.")
     return found
 
 

@@ -251,6 +251,36 @@ def test_seeds_add_up_over_calls_and_other_work_is_not_mixed_in(compare, tmp_pat
         compare("--seeds", "3", "--add")
 
 
+def test_seeds_that_another_call_added_meanwhile_are_kept(compare, monkeypatch, tmp_path):
+    learn = learning.learn
+
+    def slow(side: str, given: LearningWork, folder: Path) -> dict:
+        if (side, given.seed) == ("trl", 1):
+            monkeypatch.setattr(learning, "learn", learn)
+            compare("--seeds", "2", "--add")
+        return learn(side, given, folder)
+
+    monkeypatch.setattr(learning, "learn", slow)
+    compare("--seeds", "1", "--add")
+    for side in ("trl", "burnish-beside-trl"):
+        found = read_result(tmp_path / "out" / f"learning-tiny-{side}.json")
+        assert [each["seed"] for each in found["runs"]] == [1, 2]
+
+
+def test_more_of_a_peers_configuration_reaches_it_alone_and_is_told(compare, tmp_path):
+    given = work(peer_settings={"vllm_mode": "colocate"})
+    assert merged(given, "trl")["vllm_mode"] == "colocate"
+    assert "vllm_mode" not in merged(given, "burnish")
+    with pytest.raises(ValueError, match="beta is"):
+        merged(work(peer_settings={"beta": 0.5}), "trl")
+    compare("--seeds", "1", "--peer-set", "dataloader_num_workers=0")
+    assert read_result(tmp_path / "out" / "learning-tiny-trl.json")["work"]["peer_settings"] == {
+        "dataloader_num_workers": 0
+    }
+    with pytest.raises(SystemExit, match="of other work"):
+        compare("--seeds", "2", "--add")
+
+
 def test_tables_of_what_is_kept_are_those_of_the_run_and_cost_none(compare, capsys):
     compare("--seeds", "1", "2")
     told = capsys.readouterr().out.splitlines()
