@@ -1,8 +1,11 @@
 """What the backward of each block finds: everything the forward saved, its input alone, or either of them on the CPU."""
 
+import importlib
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -40,6 +43,7 @@ class BlockActivations:
         self.num_recomputed = 0
         self.offload = offload
         if compiled:
+            _load_setuptools()
             # Attention stays outside: it holds the lengths of a batch, which compilation would take for constants. So blocks
             # of one shape share what is compiled, whatever their place in the model.
             AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(burnish_attention))
@@ -57,6 +61,21 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     """Makes all blocks keep only their inputs in training and compute the rest again in the backward."""
     activations = BlockActivations(transformer_blocks(model))
     activations.num_recomputed = activations.num_blocks
+
+
+def _load_setuptools() -> None:
+    """Imports setuptools, as torch's compiler will, in a way that works whatever the process has imported before.
+
+    On Python 3.11 its import asserts that ``distutils`` is its own copy; but once anything has looked for pip, if only by
+    ``find_spec``, the finder of that copy stands aside. After the import neither matters.
+    """
+    if "setuptools" in sys.modules or find_spec("setuptools") is None:
+        return
+    finder = getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None)
+    if finder is not None:
+        # The finder stands aside by an attribute that hides its method.
+        vars(finder).pop("spec_for_distutils", None)
+    importlib.import_module("setuptools")
 
 
 class ManagedForward(SameForward):

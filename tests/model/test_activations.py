@@ -1,6 +1,8 @@
 """What the backward of a block finds, kept or recomputed or brought back from the CPU, gives the same gradient."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -70,6 +72,17 @@ def test_compiled_blocks_compute_the_same_and_share_what_is_compiled() -> None:
     assert blocks > 1
     assert 0 < stats["unique_graphs"] <= 4, dict(stats)
     assert not torch._dynamo.utils.counters["recompiles"]
+
+
+def test_blocks_compile_in_a_process_that_has_looked_for_pip() -> None:
+    code = (
+        "from importlib.util import find_spec; from torch.nn import Tanh;"
+        "from burnish.model.activations import BlockActivations;"
+        "find_spec('pip'); BlockActivations([Tanh()], compiled=True); find_spec('pip');"
+        # What inductor imports when it compiles.
+        "import torch.utils.cpp_extension"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class _Square(nn.Module):
