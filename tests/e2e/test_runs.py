@@ -9,6 +9,7 @@ from burnish.config import load_config
 from burnish.engine import rows
 from burnish.model.packing import pack
 from burnish.trainer.main_ppo import Parts, TaskRunner, run_ppo
+from burnish.trainer.ppo.bottleneck import stage_seconds
 from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
 from burnish.utils.errors import ResourceError, TrainingError
 from tests.e2e.runs import logged, tiny_run
@@ -24,7 +25,8 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_differs(tmp_path)
 
 
 def test_local_and_ray_controllers_are_the_same_to_the_bit(tmp_path):
-    common = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
+    kl = "actor_rollout_ref.actor.use_kl_loss=true"
+    common = ["trainer.total_training_steps=2", "algorithm.adv_estimator=gae", kl]
     tiny_run(tmp_path / "local", "trainer.controller=local", *common)
     tiny_run(tmp_path / "ray", "trainer.controller=ray", *common)
     assert logged(tmp_path / "local") == logged(tmp_path / "ray")
@@ -173,15 +175,26 @@ def test_a_reward_function_given_as_a_python_object_is_used(tmp_path):
 
 @pytest.mark.slow
 def test_a_critic_in_a_pool_of_its_own_learns_what_a_colocated_one_does(tmp_path):
-    common = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=2", "trainer.controller=ray"]
+    kl = "actor_rollout_ref.actor.use_kl_loss=true"
+    updates = ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "critic.ppo_mini_batch_size=2"]
+    common = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=2", "trainer.controller=ray", kl, *updates]
     tiny_run(tmp_path / "together", *common)
     tiny_run(tmp_path / "apart", *common, "critic.nnodes=1", "critic.n_gpus_per_node=1")
     together, apart = logged(tmp_path / "together"), logged(tmp_path / "apart")
     for one, other in zip(together, apart, strict=True):
+        assert one.keys() == other.keys()
         # Threads per worker differ, and with them the order of sums.
-        assert other["critic/vf_loss"] == pytest.approx(one["critic/vf_loss"], rel=1e-3)
+        for key in ("critic/vf_loss", "critic/grad_norm", "actor/pg_loss", "actor/grad_norm"):
+            assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-5), key
+    lines = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
+    for step in lines:
+        # The stages take turns in what the step waits for, so their seconds are no more than its own.
+        assert step["timing_s/values_beside"] > 0
+        assert step["timing_s/update_critic_beside"] > 0
+        assert sum(stage_seconds(step).values()) == pytest.approx(step["timing_s/step"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_more_workers_than_the_cluster_has_are_refused_with_both_numbers(tmp_path):
     with pytest.raises(ResourceError, match="64"):
         tiny_run(tmp_path, "trainer.controller=ray", "trainer.n_gpus_per_node=64", "actor_rollout_ref.rollout.n=8")

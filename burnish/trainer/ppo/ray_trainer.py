@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,7 @@ from burnish.trainer.loop import TrainingLoop
 from burnish.trainer.ppo.advantage_stage import advantages_of
 from burnish.trainer.ppo.balance import on_balanced_ranks
 from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
+from burnish.trainer.ppo.beside import Beside
 from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
 from burnish.trainer.ppo.metrics import compute_rollout_difference
@@ -39,7 +41,7 @@ from burnish.trainer.ppo.scoring import merge_rounds, score_batch, score_for_tra
 from burnish.trainer.ppo.spawn import spawn_workers
 from burnish.trainer.ppo.stages import FORWARD_KEYS, StepReport, stage
 from burnish.trainer.ppo.step_metrics import step_metrics
-from burnish.trainer.ppo.updates import SkippedUpdates, kept_on_error, resample_rows, update_in_passes
+from burnish.trainer.ppo.updates import Passes, SkippedUpdates, kept_on_error, resample_rows, update_in_passes
 from burnish.trainer.ppo.validation import run_validation
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
@@ -116,6 +118,9 @@ class RayPPOTrainer(TrainingLoop):
         self.reward_metrics: list[dict[str, float]] = []
         self.num_gen_tokens = 0
         self.reward_model_wg: Any = None
+        self.critic_is_apart = False
+        self.critic_values: Beside[DataProto] | None = None
+        self.critic_passes: Beside[Passes] | None = None
         self.sampling = DynamicSampling(
             config.algorithm.filter_groups,
             num_prompts=config.data.train_batch_size,
@@ -148,6 +153,8 @@ class RayPPOTrainer(TrainingLoop):
         actor_role = Role.ActorRolloutRef if Role.ActorRolloutRef in self.worker_groups else Role.ActorRollout
         self.actor_rollout_wg = self.worker_groups[actor_role]
         self.critic_wg = self.worker_groups.get(Role.Critic)
+        pool_of = self.resource_pool_manager.get_resource_pool
+        self.critic_is_apart = self.use_critic and pool_of(Role.Critic) is not pool_of(actor_role)
         self.reward_model_wg = self.worker_groups.get(Role.RewardModel)
         for worker_group in self.worker_groups.values():
             worker_group.init_model()
@@ -171,12 +178,12 @@ class RayPPOTrainer(TrainingLoop):
             for batch_dict in self._batches():
                 with self._step():
                     batch = self._collect(batch_dict)
+                    self._begin_values(batch)
                     batch = self._compute_old_log_prob(batch)
                     batch = self._compute_ref_log_prob(batch)
                     batch = self._compute_values(batch)
                     batch = self._compute_advantage(batch)
-                    self._update_critic(batch)
-                    self._update_actor(batch)
+                    self._update_models(batch)
                     self._update_weights()
                 self._end_updates(batch)
                 self._validate()
@@ -188,6 +195,7 @@ class RayPPOTrainer(TrainingLoop):
     @contextmanager
     def _step(self) -> Iterator[None]:
         self.reward_metrics, self.num_gen_tokens = [], 0
+        self.critic_values = self.critic_passes = None
         with super()._step():
             yield
 
@@ -282,10 +290,25 @@ class RayPPOTrainer(TrainingLoop):
         """Log-probs under the frozen reference, when a KL term reads them."""
         return batch.union(self._forward("ref", self.actor_rollout_wg, "compute_ref_log_prob", batch))
 
+    def _begin_values(self, batch: DataProto) -> None:
+        """On devices of its own the critic needs not wait for the passes of the policy and the reference."""
+        if self.critic_is_apart:
+            # A batch of its own, for the stages until then add to this one.
+            values = partial(self._forward, "critic", self.critic_wg, "compute_values", batch.select())
+            self.critic_values = Beside(values, "critic-values")
+
     @stage("values", when="use_critic")
     def _compute_values(self, batch: DataProto) -> DataProto:
         """The critic's value of the state before each response token."""
-        return batch.union(self._forward("critic", self.critic_wg, "compute_values", batch))
+        if self.critic_values is None:
+            return batch.union(self._forward("critic", self.critic_wg, "compute_values", batch))
+        return batch.union(self._wait_for("values", self.critic_values))
+
+    def _wait_for(self, name: str, beside: Beside) -> Any:
+        """What was done beside other stages; its own seconds are ``timing_s/<name>_beside``."""
+        found = beside.result()
+        self.timing_raw[f"{name}_beside"] = beside.seconds
+        return found
 
     def _forward(self, name: str, group: Any, method: str, batch: DataProto) -> DataProto:
         """What a worker group's pass without gradient gives, its rows spread over the ranks of the mesh ``name``."""
@@ -306,23 +329,45 @@ class RayPPOTrainer(TrainingLoop):
         self.metrics |= metrics
         return batch
 
+    def _update_models(self, batch: DataProto) -> None:
+        """Critic, then policy; both at once where the critic has devices of its own."""
+        if self.critic_is_apart:
+            self.critic_passes = Beside(partial(self._critic_passes, batch.select()), "critic-update")
+            self._update_actor(batch)
+            self._update_critic(batch)
+        else:
+            self._update_critic(batch)
+            self._update_actor(batch)
+
     @stage("update_critic", when="use_critic")
     def _update_critic(self, batch: DataProto) -> None:
         """Fits the values to the returns."""
-        self._update("critic", self.critic_wg, self.critic_wg.update_critic, batch, self.config.critic)
+        if self.critic_passes is None:
+            passes = self._critic_passes(batch)
+            self.metrics |= passes.metrics
+        else:
+            passes = self._wait_for("update_critic", self.critic_passes)
+            # As if it had been first: of what both tell, the policy's counts.
+            self.metrics = passes.metrics | self.metrics
+        self.skipped_updates.watch("critic", passes.metrics, passes.num_updates, self.global_steps, passes.rows)
 
     @stage("update_actor", when="critic_is_warm")
     def _update_actor(self, batch: DataProto) -> None:
         """Improves the policy."""
-        actor = self.config.actor_rollout_ref.actor
-        self._update("actor", self.actor_rollout_wg, self.actor_rollout_wg.update_actor, batch, actor)
+        group = self.actor_rollout_wg
+        passes = self._passes("actor", group, group.update_actor, batch, self.config.actor_rollout_ref.actor)
+        self.metrics |= passes.metrics
+        self.skipped_updates.watch("actor", passes.metrics, passes.num_updates, self.global_steps, passes.rows)
 
     @property
     def critic_is_warm(self) -> bool:
         """The first ``trainer.critic_warmup`` steps train the critic alone, where there is one."""
         return not self.use_critic or self.global_steps > self.config.trainer.critic_warmup
 
-    def _update(self, name: str, group: WorkerGroup, update: Callable, batch: DataProto, config: Any) -> None:
+    def _critic_passes(self, batch: DataProto) -> Passes:
+        return self._passes("critic", self.critic_wg, self.critic_wg.update_critic, batch, self.config.critic)
+
+    def _passes(self, name: str, group: WorkerGroup, update: Callable, batch: DataProto, config: Any) -> Passes:
         rows, resampling = resample_rows(
             batch, self.config.algorithm, seed=self.config.trainer.seed, step=self.global_steps
         )
@@ -335,8 +380,7 @@ class RayPPOTrainer(TrainingLoop):
             step=self.global_steps,
             max_response_length=self.config.data.max_response_length,
         )
-        self.metrics |= resampling | metrics
-        self.skipped_updates.watch(name, metrics, num_updates, self.global_steps, rows)
+        return Passes(resampling | metrics, num_updates, rows)
 
     @stage("update_weights")
     def _update_weights(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +15,16 @@ from burnish.protocol import DataProto
 from burnish.trainer.ppo.mini_batches import plan_mini_batches
 from burnish.utils.errors import BatchError, TrainingError
 from burnish.workers.updates import merge_updates
+
+
+class Passes(NamedTuple):
+    """What the updates of one model in a step have come to."""
+
+    metrics: dict[str, float]
+    num_updates: int
+    """Optimizer steps; see `update_in_passes`."""
+    rows: DataProto
+    """That were trained on."""
 
 
 def update_in_passes(

@@ -29,14 +29,15 @@ class StepTime:
 def estimate_step_time(
     config: PPOTrainerConfig, plan: BatchPlan, models: Mapping[str, ModelEstimate], device: DeviceCeilings
 ) -> StepTime:
-    """The estimate for ``device``; several workers share the samples evenly."""
+    """The estimate for ``device``; several workers share the samples evenly. Of a critic in a pool of its own it counts what the
+    policy's workers wait for."""
     actor, rollout = models["actor"], config.actor_rollout_ref.rollout
     samples = plan.samples / plan.workers
     tokens = samples * (plan.prompt_tokens + plan.response_tokens)
     stages = {"gen": _decode(plan, rollout.max_num_seqs, samples, actor, device)}
 
-    def operations(model: ModelEstimate, factor: float) -> float:
-        return factor * model.num_parameters * tokens
+    def operations(model: ModelEstimate, factor: float, workers: int = plan.workers) -> float:
+        return factor * model.num_parameters * tokens * plan.workers / workers
 
     passes = device.bf16_flops * PASS_EFFICIENCY
     if needs_old_log_probs(config):
@@ -44,12 +45,17 @@ def estimate_step_time(
     if need_reference_policy(config):
         stages["ref"] = operations(models.get("ref", actor), 2) / passes
     updates = device.bf16_flops * UPDATE_EFFICIENCY
-    if "critic" in models:
-        stages["values"] = operations(models["critic"], 2) / passes
-        stages["update_critic"] = operations(models["critic"], 6) * config.critic.ppo_epochs / updates
     per_weight = 6 if actor.num_trained == actor.num_parameters else 4
-    stages["update_actor"] = operations(actor, per_weight) * config.actor_rollout_ref.actor.ppo_epochs / updates
-    return StepTime(stages=stages)
+    update_actor = operations(actor, per_weight) * config.actor_rollout_ref.actor.ppo_epochs / updates
+    if "critic" in models and plan.critic is not None:
+        critic, workers = models["critic"], plan.critic.workers
+        is_apart = config.critic.n_gpus_per_node > 0 and config.critic.nnodes > 0
+        beside_values = stages.get("old_log_prob", 0.0) + stages.get("ref", 0.0) if is_apart else 0.0
+        beside_update = update_actor if is_apart else 0.0
+        update_critic = operations(critic, 6, workers) * config.critic.ppo_epochs / updates
+        stages["values"] = max(0.0, operations(critic, 2, workers) / passes - beside_values)
+        stages["update_critic"] = max(0.0, update_critic - beside_update)
+    return StepTime(stages=stages | {"update_actor": update_actor})
 
 
 def _decode(plan: BatchPlan, max_num_seqs: int, samples: float, actor: ModelEstimate, device: DeviceCeilings) -> float:

@@ -220,6 +220,29 @@ def test_the_time_of_a_step_is_never_below_the_devices_ceilings(model):
     assert slow.seconds > 3 * time.seconds
 
 
+def test_of_a_critic_on_devices_of_its_own_a_step_waits_for_the_rest_of_its_work(model):
+    def time_of(*overrides: str):
+        config = config_of(model, "algorithm.adv_estimator=gae", f"critic.model.path={model}", *overrides)
+        plan = batch_plan(config, 1)
+        reports = estimate_memory(config, plan, device="cuda", total_bytes=None)
+        models = {role: model for report in reports for role, model in report.models.items()}
+        return estimate_step_time(config, plan, models, named_device("H100")).stages
+
+    apart = ("critic.nnodes=1", "critic.n_gpus_per_node=1", "trainer.controller=ray")
+    together, beside = time_of(), time_of(*apart)
+    assert together["update_critic"] > 0
+    # The head that gives the values is all that it has more than the policy.
+    assert 0 <= beside["update_critic"] < 1e-4 * together["update_critic"]
+    assert beside["values"] == together["values"]
+    assert beside["update_actor"] == together["update_actor"]
+    with_kl = time_of(*apart, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert 0 <= with_kl["values"] < 0.01 * beside["values"]
+    twice = time_of(*apart, "critic.ppo_epochs=2")
+    assert 0.9 < twice["update_critic"] / together["update_critic"] < 1.1
+    halved = time_of("critic.nnodes=1", "critic.n_gpus_per_node=2", "trainer.controller=ray")
+    assert halved["values"] == pytest.approx(together["values"] / 2)
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("h100 80gb", "H100"), ("NVIDIA L40S", "L40S"),
