@@ -20,7 +20,10 @@ def run_settings(
 ) -> Row:
     """Configuration of any run here: one GPU, vLLM, its own defaults wherever nothing else is compared.
 
-    Attention is torch's, since flash-attn has no wheel on PyPI, and so batches are padded.
+    Without flash-attn, which has no wheel on PyPI: attention is torch's, and batches are padded, since packed ones would take a
+    mask of all tokens of a micro-batch by all. Log-probabilities come from verl's fused head in its default implementation,
+    torch's (Triton's takes no padded batches): the plain one loops over single tokens where flash-attn's cross-entropy is
+    not installed.
     """
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
@@ -29,6 +32,7 @@ def run_settings(
         "actor_rollout_ref.model.path": model,
         **({} if tokenizer is None else {"actor_rollout_ref.model.tokenizer_path": tokenizer}),
         "actor_rollout_ref.model.use_remove_padding": False,
+        "actor_rollout_ref.model.use_fused_kernels": True,
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         f"{actor}.ppo_micro_batch_size_per_gpu": micro_batch_rows,
         f"{rollout}.name": "vllm",

@@ -449,7 +449,9 @@ with initialize_config_dir(os.path.join(os.path.dirname(verl.__file__), "trainer
     config = compose("ppo_trainer", overrides=json.loads(sys.argv[1]))
 validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-print(json.dumps([actor.loss_agg_mode, actor.optim.lr, actor.clip_ratio_c, need_critic(config), config.trainer.use_v1]))
+fused = [actor.use_fused_kernels, config.actor_rollout_ref.model.fused_kernel_options.impl_backend]
+told = [actor.loss_agg_mode, actor.optim.lr, actor.clip_ratio_c, need_critic(config), config.trainer.use_v1]
+print(json.dumps(told + fused))
 """
 
 
@@ -474,7 +476,7 @@ def test_verls_own_configuration_takes_what_it_is_told(tmp_path, what):
     python = ROOT / ".peers" / "verl" / "bin" / "python"
     done = subprocess.run([python, "-c", COMPOSE, json.dumps(words(told))], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    assert json.loads(done.stdout.splitlines()[-1]) == [*expected, True, "torch"]
 
 
 # ---------------------------------------------------------------------------------------- whole runs
