@@ -6,8 +6,9 @@
     python -m benchmarks.learning --map                                            # each setting in the words of all sides
 
 Both sides get the same prompts in the same order, sample as many responses to each, and make as many updates by the same loss
-with the same optimizer: `benchmarks.learning.work.settings` has the map. Every run is a process of its own, one at a time:
-``burnish train`` with its defaults wherever nothing is compared, TRL's or verl's trainer in the Python of its own environment.
+with the same optimizer: `benchmarks.learning.work.settings` has the map. Every run is a process of its own, one at a time (or
+``--at-once`` several, where nothing but what is learnt counts): ``burnish train`` with its defaults wherever nothing is
+compared, TRL's or verl's trainer in the Python of its own environment.
 Held-out accuracy is measured by ``burnish eval``, greedy, on the models that each side saved, so one program measures both.
 Whether the sides learn alike is decided by a test that is written down beforehand (`benchmarks.learning.verdict`).
 
@@ -22,6 +23,8 @@ import json
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ from benchmarks.learning.tables import line, table, title  # noqa: E402
 from benchmarks.learning.verdict import RULE, verdict  # noqa: E402
 from benchmarks.learning.work import ROOT, LearningWork, map_table, write_rows  # noqa: E402
 from benchmarks.models import model_path  # noqa: E402
+from benchmarks.peers.client import PeerError  # noqa: E402
 from benchmarks.results import Run, over_seeds, plot, read_result, write_result  # noqa: E402
 
 TINY = ROOT / "examples" / "tiny_model"
@@ -120,24 +124,55 @@ def work_of(args: argparse.Namespace, seed: int, folder: Path) -> LearningWork:
 
 
 def measure(args: argparse.Namespace) -> dict[str, list[Run]]:
-    """The runs of both sides, seed by seed; results are written after each, so that a call that is cut off leaves what it had."""
+    """The runs of both sides, seed by seed; results are written after each, so that a call that is cut off leaves what it had.
+
+    Raises:
+        PeerError: a program failed; what the others have found is written by then.
+    """
     runs = kept(args)
     done = {run["seed"] for run in runs["burnish"]}
-    for seed in (seed for seed in args.seeds if seed not in done):
-        with tempfile.TemporaryDirectory(dir=args.work) as scratch:
-            work = work_of(args, seed, Path(scratch))
-            pair = {side: learn(side, work, args.logs / f"{side}_{seed}") for side in runs}
-        check_alike(pair)
-        if args.add:
-            # Other calls may have added theirs meanwhile.
-            runs = {side: [run for run in found if run["seed"] != seed] for side, found in kept(args).items()}
-        for side, run in pair.items():
-            kept_keys = {key: value for key, value in run.items() if key != "prompt_tokens"}
-            added = [*runs[side], {**kept_keys, "side_by_side": args.side_by_side}]
-            runs[side] = sorted(added, key=lambda each: each["seed"])
-            print(line(side, run), flush=True)
-        if args.out is not None:
-            write(args, runs, work)
+    seeds, failed = [seed for seed in args.seeds if seed not in done], []
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.work)))
+        programs = stack.enter_context(ThreadPoolExecutor(args.at_once))
+        works = {seed: work_of(args, seed, scratch) for seed in seeds}
+        # The sides that take longer to start first.
+        begun = {
+            (seed, side): programs.submit(learn, side, works[seed], args.logs / f"{side}_{seed}")
+            for seed in seeds
+            for side in (reversed(runs) if args.at_once > 1 else runs)
+        }
+        for seed in seeds:
+            try:
+                pair = {side: begun[seed, side].result() for side in runs}
+            except PeerError as error:
+                failed.append(error)
+                if args.at_once == 1:
+                    programs.shutdown(cancel_futures=True)
+                    break
+                continue
+            check_alike(pair)
+            runs = with_seed(args, runs, seed, pair)
+            if args.out is not None:
+                write(args, runs, works[seed])
+    if failed:
+        raise failed[0]
+    return runs
+
+
+def with_seed(args: argparse.Namespace, runs: dict[str, list[Run]], seed: int, pair: dict[str, Run]) -> dict:
+    """``runs`` and those of one more seed, which are printed, in the order of the seeds."""
+    if args.add:
+        # Other calls may have added theirs meanwhile.
+        runs = {side: [run for run in found if run["seed"] != seed] for side, found in kept(args).items()}
+    for side, run in pair.items():
+        if run.get("gpu_gib") is not None and args.side_by_side > 1:
+            # That of all programs on it.
+            del run["gpu_gib"]
+        kept_keys = {key: value for key, value in run.items() if key != "prompt_tokens"}
+        added = [*runs[side], {**kept_keys, "side_by_side": args.side_by_side}]
+        runs[side] = sorted(added, key=lambda each: each["seed"])
+        print(line(side, run), flush=True)
     return runs
 
 
@@ -253,6 +288,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         default=1,
         help="programs on the device, this one included; beside others seconds of the clock are not told",
     )
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs that share the device; so many are side by side, at least"
+    )
     parser.add_argument("--logs", type=Path, help="folder of every run's log (a temporary one)")
     parser.add_argument("--work", type=Path, help="folder for the data while a seed runs (the system's)")
     parser.add_argument("--map", action="store_true", help="print each setting in the words of all sides, and end")
@@ -270,6 +308,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     }
     args.settings = TASKS[args.task] | given
     args.peer_set = parse_settings(args.peer_set)
+    args.side_by_side = max(args.side_by_side, args.at_once)
     args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
     args.name = args.name or (args.task if args.peer_engine == "vllm" else f"{args.task}-generate")
     if args.peer == "verl" and args.peer_engine != "vllm":

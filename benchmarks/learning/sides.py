@@ -17,6 +17,8 @@ from benchmarks.results import Run, read_run
 from burnish.utils import env
 
 SIDES = ("burnish", "trl", "verl")
+_EVALUATES = threading.Lock()
+"""Programs may run at once, but this one evaluates one model at a time."""
 _USED = "status, KiB, seconds of CPU: "
 # A program's most memory, as the system counts it, is never less than that of the program that starts it: so a small one does.
 _START = (
@@ -194,7 +196,8 @@ def accuracy(model: str, work: LearningWork) -> dict[str, Any]:
         dtype=work.dtype,
         reward=f"{spec.origin}:{function}",
     )
-    result, _ = evaluate(EvalOptions(models=[model], ask=ask))
+    with _EVALUATES:
+        result, _ = evaluate(EvalOptions(models=[model], ask=ask))
     found = result["models"][0]
     metric = found["metrics"]["pass@1"]
     return {

@@ -22,10 +22,11 @@ def line(side: str, run: Run) -> str:
     """One run, for people."""
     curve = ", ".join(f"{step}: {100 * accuracy:.1f}" for step, accuracy in run["curve"])
     stages = run["stage_seconds"]
-    memory = run.get("gpu_gib", run.get("process_gib", 0.0))
+    memory = run.get("gpu_gib", run.get("process_gib"))
+    held = "" if memory is None else f", {memory:.2f} GiB"
     return (
         f"{side:8} seed {run['seed']}: accuracy % {curve}; {stages['step']:.3f} s a step (sampling {stages['gen']:.3f}, update "
-        f"{stages['update_actor']:.3f}), {memory:.2f} GiB"
+        f"{stages['update_actor']:.3f}){held}"
     )
 
 

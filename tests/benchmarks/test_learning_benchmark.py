@@ -267,6 +267,25 @@ def test_seeds_that_another_call_added_meanwhile_are_kept(compare, monkeypatch, 
         assert [each["seed"] for each in found["runs"]] == [1, 2]
 
 
+def test_several_runs_at_once_are_told_as_such_and_one_that_fails_leaves_the_others(compare, monkeypatch, tmp_path):
+    learn, all_are_there = learning.learn, threading.Barrier(4)
+
+    def together(side: str, given: LearningWork, folder: Path) -> dict:
+        all_are_there.wait(20)
+        if (side, given.seed) == ("trl", 1):
+            raise PeerError("of seed 1")
+        return {**learn(side, given, folder), "gpu_gib": 9.0}
+
+    monkeypatch.setattr(learning, "learn", together)
+    with pytest.raises(PeerError, match="of seed 1"):
+        compare("--seeds", "1", "2", "--at-once", "4")
+    for side in ("trl", "burnish-beside-trl"):
+        (found,) = read_result(tmp_path / "out" / f"learning-tiny-{side}.json")["runs"]
+        assert (found["seed"], found["side_by_side"]) == (2, 4)
+        # Of all programs on the device.
+        assert "gpu_gib" not in found
+
+
 def test_more_of_a_peers_configuration_reaches_it_alone_and_is_told(compare, tmp_path):
     given = work(peer_settings={"vllm_mode": "colocate"})
     assert merged(given, "trl")["vllm_mode"] == "colocate"
