@@ -76,15 +76,16 @@ def unused_of_checkpoints(config: PPOTrainerConfig | SFTTrainerConfig) -> Iterat
     """Keys that the others leave without effect, each with the reason."""
     trainer = config.trainer
     if trainer.save_freq <= 0:
+        reason = shown(config, "trainer.save_freq")
         for name in (
             "on_save_error",
             "max_actor_ckpt_to_keep",
             "max_critic_ckpt_to_keep",
             "esi_redundant_time",
         ):
-            yield f"trainer.{name}", shown(config, "trainer.save_freq")
+            yield f"trainer.{name}", reason
         for section in _SECTIONS:
-            yield f"{section}.async_save", shown(config, "trainer.save_freq")
+            yield f"{section}.async_save", reason
     if trainer.keep_best is None:
         yield "trainer.keep_best_mode", shown(config, "trainer.keep_best")
     if isinstance(config, PPOTrainerConfig) and not config.critic.enable:

@@ -184,7 +184,11 @@ def _unused(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield from _unused_of_own_parts(config)
     own_manager = _has_own_manager(config)
     for key, switch in SWITCHES.items():
-        if not value_of(config, switch) and not (own_manager and key.startswith("reward.reward_kwargs.")):
+        if (
+            key in config.set_keys
+            and not value_of(config, switch)
+            and not (own_manager and key.startswith("reward.reward_kwargs."))
+        ):
             yield key, shown(config, switch)
     for model in (_MODEL, "critic.model"):
         yield from _unused_of_adapters(config, model)

@@ -87,8 +87,9 @@ def unused_of_adapters(config: AnyConfig, model: str) -> Iterator[tuple[str, str
     path, rank = f"{model}.lora_adapter_path", f"{model}.lora_rank"
     from_folder = value_of(config, path) is not None
     if from_folder or not value_of(config, rank):
+        reason = shown(config, path if from_folder else rank)
         for name in ("lora_alpha", "target_modules", "exclude_modules", "lora_seed"):
-            yield f"{model}.{name}", shown(config, path if from_folder else rank)
+            yield f"{model}.{name}", reason
 
 
 def unused_of_layout(config: AnyConfig, layout: str, *, is_sharded: bool, why: str) -> Iterator[tuple[str, str]]:

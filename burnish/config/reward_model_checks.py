@@ -84,9 +84,10 @@ def unused_of_reward_model(config: PPOTrainerConfig) -> Iterator[tuple[str, str]
     """Keys that nothing reads, with the reason."""
     model = config.reward.reward_model
     if not model.enable:
+        switch = shown(config, f"{_MODEL}.enable")
         for key in leaves():
             if key.startswith(f"{_MODEL}.") and key != f"{_MODEL}.enable":
-                yield key, shown(config, f"{_MODEL}.enable")
+                yield key, switch
         return
     layout = f"{_MODEL}.model.fsdp_config"
     for name in ("defer_gradient_sync", "optimizer_offload"):

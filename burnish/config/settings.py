@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from burnish.config import rules
@@ -222,6 +223,10 @@ def unknown_key(setting: Setting, tree: Tree = RL) -> ConfigError:
     return ConfigError(message)
 
 
+_LEAST_LIKENESS = 0.65
+"""Of a word to be what another was meant to be."""
+
+
 def suggest(typed: str, tree: Tree = RL) -> list[str]:
     """Up to three known keys that look like ``typed``; the last word counts most, as sections are often left out."""
     meant = [key for key in rules.BARE_NAMES.get(typed, ()) if key in tree.leaves]
@@ -232,7 +237,7 @@ def suggest(typed: str, tree: Tree = RL) -> list[str]:
     for key in dict.fromkeys([*tree.leaves, *tree.rules.known_names()]):
         its_section, _, word = key.rpartition(".")
         by_word = _word_likeness(last, word)
-        if by_word >= 0.65:
+        if by_word >= _LEAST_LIKENESS:
             scores[key] = 0.7 * by_word + 0.3 * likeness(typed, key)
             # A neighbour is likelier; a key that has no effect here, or is refused, is less so.
             scores[key] += 0.05 * (section == its_section) - 0.1 * (key not in tree.leaves or key in tree.rules.refused)
@@ -240,6 +245,7 @@ def suggest(typed: str, tree: Tree = RL) -> list[str]:
     return [key for key in best if scores[key] > 0.6 and scores[key] > scores[best[0]] - 0.04]
 
 
+@lru_cache(maxsize=4096)
 def _word_likeness(typed: str, known: str) -> float:
     """As `likeness`; a word whose parts all begin parts of the other, or that the other abbreviates, is near too."""
     parts, known_parts = typed.lower().split("_"), known.split("_")
@@ -247,7 +253,7 @@ def _word_likeness(typed: str, known: str) -> float:
         any(other == part or (len(part) > 2 and other.startswith(part)) for other in known_parts) for part in parts
     )
     is_spelt_out = len(parts) > 1 and "".join(part[:1] for part in parts) == known
-    return max(likeness(typed, known), 0.85 if is_within or is_spelt_out else 0.0)
+    return max(likeness(typed, known, _LEAST_LIKENESS), 0.85 if is_within or is_spelt_out else 0.0)
 
 
 def notices(settings: Settings) -> list[str]:

@@ -72,10 +72,14 @@ def near(name: str, names: Iterable[str]) -> list[str]:
     return [best] if likeness(name, best) >= 0.6 else []
 
 
-def likeness(one: str, other: str) -> float:
-    """From 0 to 1, whatever the case and dashes."""
+def likeness(one: str, other: str, least: float = 0.0) -> float:
+    """From 0 to 1, whatever the case and dashes; 0 where that is less than ``least``, which is faster to see."""
     first, second = (word.lower().replace("-", "_") for word in (one, other))
-    return difflib.SequenceMatcher(None, first, second).ratio()
+    matcher = difflib.SequenceMatcher(None, first, second)
+    if matcher.real_quick_ratio() < least or matcher.quick_ratio() < least:
+        return 0.0
+    ratio = matcher.ratio()
+    return ratio if ratio >= least else 0.0
 
 
 def divisors(number: int) -> list[int]:

@@ -18,6 +18,8 @@ from burnish.utils.device_table import find_device
 
 # The side of the square matrices whose product measures a device: long enough to reach its pace, short enough not to be felt.
 _MEASURED_SIDE = {"cpu": 1024, "cuda": 8192}
+# A CPU that does not multiply in bf16 takes seconds for those: a product that takes longer than this is long enough.
+_SMALL_SIDE, _LONG_ENOUGH = 256, 0.01
 # The keys under which families say how many experts a token goes through.
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 # Layers that read a block's own input.
@@ -49,7 +51,15 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype, num_threads: i
     Args:
         num_threads: of a CPU; a ceiling holds for as many threads as it was measured with.
     """
-    side = _MEASURED_SIDE.get(device.type, 1024)
+    side = _SMALL_SIDE
+    seconds = _seconds_of_product(side, device, dtype)
+    if seconds < _LONG_ENOUGH:
+        side = _MEASURED_SIDE.get(device.type, 1024)
+        seconds = _seconds_of_product(side, device, dtype)
+    return 2.0 * side**3 / seconds
+
+
+def _seconds_of_product(side: int, device: torch.device, dtype: torch.dtype) -> float:
     a = torch.ones(side, side, device=device, dtype=dtype)
     out = torch.empty_like(a)
     best = float("inf")
@@ -61,7 +71,7 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype, num_threads: i
         _wait_for(device)
         if attempt:
             best = min(best, time.perf_counter() - start)
-    return 2.0 * side**3 / best
+    return best
 
 
 def _wait_for(device: torch.device) -> None:

@@ -18,6 +18,11 @@ def get(name: str, default: str | None = None) -> str | None:
     return os.environ.get(name, default)
 
 
+def names() -> list[str]:
+    """The names of all environment variables."""
+    return list(os.environ)
+
+
 def everything() -> dict[str, str]:
     """A copy of all environment variables, for a process to be started."""
     return dict(os.environ)

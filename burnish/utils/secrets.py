@@ -118,7 +118,8 @@ def _is_number(text: str) -> bool:
 
 
 def _secrets_of_environment() -> set[str]:
-    return {value for name, value in env.everything().items() if len(value) >= _LEAST_LENGTH and is_secret_name(name)}
+    values = (env.get(name) or "" for name in env.names() if is_secret_name(name))
+    return {value for value in values if len(value) >= _LEAST_LENGTH}
 
 
 class HidingFormatter(logging.Formatter):

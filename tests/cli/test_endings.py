@@ -50,6 +50,9 @@ def start_run(folder: Path, *more: str, **options) -> subprocess.Popen:
         f"data.train_files={TINY / 'data' / 'train.jsonl'}",
         "data.val_files=null",
         "data.train_batch_size=8",
+        # Rendering thousands of rows would take longer than the steps.
+        "data.train_max_samples=256",
+        "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "trainer.total_training_steps=10000",
         f"trainer.default_local_dir={folder}",
@@ -81,7 +84,12 @@ def wait_for_step(folder: Path, step: int, run: subprocess.Popen) -> None:
 
 @pytest.mark.parametrize(
     ("number", "status", "name"),
-    [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")],
+    [
+        # Other runs here end by Ctrl-C and by the end of their terminal.
+        pytest.param(signal.SIGINT, 130, "Ctrl-C", marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, "SIGTERM"),
+        pytest.param(signal.SIGHUP, 129, "SIGHUP", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_a_run_with_a_sentence_and_its_status(tmp_path, number, status, name):
     run = start_run(tmp_path)
@@ -159,14 +167,14 @@ sys.exit(exit_status(waits))
 def test_a_run_goes_on_when_nobody_reads_any_more_what_it_and_its_reward_function_print(tmp_path):
     (tmp_path / "talks.py").write_text("def compute_score(**row):\n    print(row)\n    return 1.0")
     function = ("reward.num_workers=1", f"reward.custom_reward_function.path={tmp_path / 'talks.py'}")
-    run = start_run(tmp_path, "trainer.total_training_steps=6", *function)
+    run = start_run(tmp_path, "trainer.total_training_steps=3", *function)
     run.stdout.readline()
     run.stdout.close()
     assert run.wait(SECONDS) == 0
     *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert last["critic/score/mean"] == 1.0
-    assert how_it_ended(tmp_path) == "Finished after step 6."
-    assert logged_steps(tmp_path) == 6
+    assert how_it_ended(tmp_path) == "Finished after step 3."
+    assert logged_steps(tmp_path) == 3
 
 
 def test_ctrl_c_that_ends_the_reader_too_lets_the_run_save(tmp_path):

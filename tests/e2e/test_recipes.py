@@ -61,6 +61,7 @@ def train(recipe: str, tmp_path: Path):
         "data.max_response_length": 8,
         "actor_rollout_ref.rollout.n": 1 if recipe in ("ppo", "remax", "reinforce_pp") else 4,
         "actor_rollout_ref.actor.optim.lr": 3e-4,
+        "reward.num_workers": 0,
     }
     if recipe in ("ppo", "pf_ppo"):
         sizes["critic.optim.lr"] = 1e-3

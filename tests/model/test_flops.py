@@ -126,3 +126,15 @@ def test_a_device_without_an_entry_is_measured_once(monkeypatch: pytest.MonkeyPa
     assert 1e9 < peak < 1e13 * torch.get_num_threads()
     monkeypatch.setattr(module.time, "perf_counter", lambda: pytest.fail("measured again"))
     assert device_peak_flops(device, torch.float32) == peak
+
+
+@pytest.mark.parametrize(("seconds", "sides"), [(0.001, [256, 1024]), (0.02, [256])])
+def test_a_device_that_multiplies_slowly_is_measured_by_a_small_product(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, sides: list[int]
+) -> None:
+    """As a CPU that has no bf16 does: a large one would take it seconds."""
+    measured = []
+    monkeypatch.setattr(module, "_seconds_of_product", lambda side, *_: measured.append(side) or seconds)
+    peak = measured_peak_flops.__wrapped__(torch.device("cpu"), torch.bfloat16)
+    assert measured == sides
+    assert peak == 2.0 * sides[-1] ** 3 / seconds

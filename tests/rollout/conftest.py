@@ -7,13 +7,14 @@ import pytest
 from burnish.model.kernels.cpu import layers
 from burnish.rollout.native.kernels import cpu
 from burnish.rollout.native.kernels.cpu.build import CannotBuild, load
+from tests.compiling import compiled_here
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The kernels compiled for this machine."""
     try:
-        return load(tmp_path_factory.mktemp("kernels"))
+        return load(compiled_here(tmp_path_factory))
     except CannotBuild as reason:
         pytest.skip(f"no compiled kernels: {reason}")
 

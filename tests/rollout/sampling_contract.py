@@ -279,7 +279,7 @@ class SamplingContract(RolloutContract):
         self, stops: tuple[str, ...], min_new_tokens: int
     ) -> None:
         sampling = SamplingParams(max_new_tokens=30, temperature=1.5, min_new_tokens=min_new_tokens, seed=2)
-        requests, engine, tokenizer = make_requests(6, 5), self.make_with_tokenizer(max_num_seqs=7), letter_tokenizer()
+        requests, engine, tokenizer = make_requests(4, 4), self.make_with_tokenizer(max_num_seqs=5), letter_tokenizer()
         whole = engine.generate(requests, sampling)
         cut = engine.generate(requests, replace(sampling, stop=stops))
         expected = []

@@ -1,6 +1,7 @@
 """Every row draws from exactly the distribution that its own parameters define, whatever the other rows do."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -94,24 +95,29 @@ def test_log_probs_are_of_the_full_and_of_the_truncated_distribution_and_both_su
     assert all(math.exp(value) == pytest.approx(kept[token], abs=1e-6) for token, value in by_token.items())
 
 
-@pytest.mark.parametrize("vocab", [5, 256, 300, 515])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize("rounded", [False, True])
-def test_rows_of_all_kinds_draw_what_a_plain_loop_draws(vocab, scale, rounded):
+@cache
+def drawn_by_a_plain_loop(vocab, scale, rounded):
+    """Logits, and with rows of all kinds and with rows that truncate nothing: the rows, and what each of them draws."""
     num_rows = 50
     logits = scale * torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(vocab))
     logits = (logits * 4 / scale).round() / 4 * scale if rounded else logits  # Many equal logits.
     rows = mixed_rows(num_rows, vocab, seed=vocab + rounded, max_top_k=vocab + 9)
-    tokens = draw(logits, rows, truncates=True).tokens.tolist()
-    expected = [expected_token(logits, rows, row) for row in range(num_rows)]
+    plain = rows._replace(seen=None, repetition_penalty=torch.ones(num_rows), may_stop=torch.ones(num_rows).bool())
+    plain = plain._replace(top_k=rows.top_k * 0, top_p=torch.ones(num_rows), min_p=rows.min_p * 0)
+    return logits, *((kind, [expected_token(logits, kind, row) for row in range(num_rows)]) for kind in (rows, plain))
+
+
+@pytest.mark.parametrize("vocab", [5, 256, 300, 515])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_rows_of_all_kinds_draw_what_a_plain_loop_draws(vocab, scale, rounded):
+    logits, (rows, expected), (plain, expected_plain) = drawn_by_a_plain_loop(vocab, scale, rounded)
+    tokens = draw(logits.clone(), rows, truncates=True).tokens.tolist()
     wrong = [row for row, (token, _) in enumerate(expected) if tokens[row] != token]
     assert [row for row in wrong if not expected[row][1]] == []
     assert len(wrong) <= 1
-    plain = rows._replace(seen=None, repetition_penalty=torch.ones(num_rows), may_stop=torch.ones(num_rows).bool())
-    plain = plain._replace(top_k=rows.top_k * 0, top_p=torch.ones(num_rows), min_p=rows.min_p * 0)
-    tokens = draw(logits, plain, truncates=False).tokens.tolist()
-    expected = [expected_token(logits, plain, row) for row in range(num_rows)]
-    assert [row for row, (token, close) in enumerate(expected) if tokens[row] != token and not close] == []
+    tokens = draw(logits.clone(), plain, truncates=False).tokens.tolist()
+    assert [row for row, (token, close) in enumerate(expected_plain) if tokens[row] != token and not close] == []
 
 
 @pytest.mark.parametrize("truncates", [False, True])

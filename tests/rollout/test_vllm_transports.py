@@ -128,17 +128,16 @@ def test_what_a_worker_refuses_and_what_the_stream_raises_comes_through_and_the_
     assert fingerprints(worker.taken.items()) == fingerprints(weights())
 
 
-def _fingerprints_of_bucket(address: Any, items: Any, answer: Any) -> None:
-    answer.put(fingerprints(cut(open_bucket(address), items)))
+def _fingerprints_of_bucket(address: Any, items: Any) -> Any:
+    return fingerprints(cut(open_bucket(address), items))
 
 
 def test_another_process_sees_the_bucket() -> None:
-    buckets, answer = TwoBuckets(1 << 20, torch.float32, SharedBucket), SPAWN.Queue()
-    for bucket, items in buckets.fill(weights()):
-        process = SPAWN.Process(target=_fingerprints_of_bucket, args=(bucket.address, items, answer))
-        process.start()
-        assert answer.get(timeout=120) == fingerprints(weights())
-        process.join(60)
+    buckets = TwoBuckets(1 << 20, torch.float32, SharedBucket)
+    with SPAWN.Pool(1) as other:
+        for bucket, items in buckets.fill(weights()):
+            seen = other.apply_async(_fingerprints_of_bucket, (bucket.address, items)).get(timeout=120)
+            assert seen == fingerprints(weights())
     buckets.close()
 
 

@@ -4,12 +4,13 @@ import pytest
 
 from burnish.model.kernels.cpu import layers
 from burnish.model.kernels.cpu.build import CannotBuild, load
+from tests.compiling import compiled_here
 
 
 @pytest.fixture(scope="session")
 def layers_library(tmp_path_factory: pytest.TempPathFactory):
     try:
-        return load(layers.SOURCE, tmp_path_factory.mktemp("layers"))
+        return load(layers.SOURCE, compiled_here(tmp_path_factory))
     except CannotBuild as reason:
         pytest.skip(f"no compiled kernels: {reason}")
 
