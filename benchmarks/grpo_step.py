@@ -13,9 +13,9 @@ float32 weights, and vLLM in the same process). A step's seconds are those from 
 the logging included; the first step of each side warms up. On a CPU the two sides take turns step by step; on a GPU the peer
 comes second. With ``--engine vllm`` burnish samples with the vLLM that is installed beside it: in the same process and with
 the same share of the GPU as the peer, unless ``--set`` says otherwise. Seconds of CPU, of all threads, tell more than those of
-the clock where other programs want the same cores; verl, whose steps are timed by its own trainer, tells none. Figures are
-medians (least, greatest). With ``--json`` the last line is one object: the figures of the first model and variant, and of all of
-them under ``results``.
+the clock where other programs want the same cores; verl, whose steps are timed by its own trainer, tells none, and its memory is
+what all its processes take of the card, with the share that its vLLM reserves. Figures are medians (least, greatest). With
+``--json`` the last line is one object: the figures of the first model and variant, and of all of them under ``results``.
 """
 
 import argparse
@@ -45,6 +45,7 @@ from benchmarks.demo import machine  # noqa: E402
 from benchmarks.grpo_burnish import run_steps  # noqa: E402
 from benchmarks.grpo_table import table  # noqa: E402
 from benchmarks.grpo_work import CPU_WORK, GPU_WORK, GRPOWork  # noqa: E402
+from benchmarks.learning.sides import GPUMemory  # noqa: E402
 from benchmarks.models import model_path, word_tokenizer_path  # noqa: E402
 from benchmarks.peers.client import Peer  # noqa: E402
 
@@ -237,11 +238,16 @@ def measure_model(name: str, work: GRPOWork, args: argparse.Namespace) -> list[d
                 print(table(result), flush=True)
             torch.cuda.empty_cache()
             # Beside burnish's own memory there would not be enough for both.
+            on_the_card = GPUMemory()
             peer = stack.enter_context(start_peer(name, work, args))
             turns = PeerSteps(peer, work, args.peer_repeats, args.peer_seconds)
             while turns.turn():
                 pass
+            most = on_the_card.stop()
             results = [result | peer_figures(result, turns.steps, peer, args) for result in results]
+            for result in results:
+                if result["peer_memory_gib"] is None:
+                    result["peer_memory_gib"] = most
     for result in results:
         print(table(result), flush=True)
         with (args.logs / "results.jsonl").open("a") as file:

@@ -2,7 +2,7 @@
 
 It is a command line that runs to its end, so it does not wait for turns: each turn answers with the next step that it
 logged. It runs alone, after burnish. It tells no fingerprint of its weights (a gradient of norm 0 is an error), no seconds of
-CPU, and no memory: what it logs is that of one of its processes.
+CPU, and no memory: what it logs is that of one of its processes (`benchmarks.grpo_step` looks at the card instead).
 """
 
 import shutil

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
@@ -86,6 +87,19 @@ def test_both_sides_take_turns_and_the_ratio_is_that_of_the_medians(run):
     (figures,) = result["results"].values()
     assert figures["cpu_ratio"] == pytest.approx(200.0 / figures["cpu_seconds"])
     assert any("trl over burnish" in line for line in lines)
+
+
+def test_the_memory_of_a_peer_that_tells_none_is_what_it_takes_of_the_card(monkeypatch, tmp_path):
+    figures = {"model": "tiny", "variant": "plain", "seconds": 1.0, "cpu_seconds": 1.0, "memory_gib": 2.0}
+    monkeypatch.setattr(grpo_step, "measure", lambda *_: dict(figures))
+    monkeypatch.setattr(grpo_step, "start_peer", lambda *_: FakePeer())
+    monkeypatch.setattr(grpo_step, "table", str)
+    monkeypatch.setattr(grpo_step, "GPUMemory", lambda: SimpleNamespace(stop=lambda: 41.5))
+    args = grpo_step.parse(["--device", "cpu", "--peer", "trl", "--variant", "plain", "--logs", str(tmp_path)])
+    # On a card the peer comes second.
+    args.device = "cuda"
+    (result,) = grpo_step.measure_model("tiny", GRPOWork(**_small()), args)
+    assert (result["memory_gib"], result["peer_memory_gib"]) == (2.0, 41.5)
 
 
 def test_the_peer_stops_after_its_seconds_but_counts_once(run):
