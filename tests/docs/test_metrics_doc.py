@@ -114,6 +114,12 @@ RUNS: dict[str, list[str]] = {
     "early-rewards": ["reward.num_workers=1", "reward.launch_reward_fn_async=true"],
     "copy-of-the-weights": ["actor_rollout_ref.rollout.dtype=bfloat16"],
     "two-ranks": ["trainer.controller=ray", "trainer.n_gpus_per_node=2"],
+    "critic-apart": [
+        "trainer.controller=ray",
+        "algorithm.adv_estimator=gae",
+        "critic.nnodes=1",
+        "critic.n_gpus_per_node=1",
+    ],
     **{name: [f"{LOSS}={name}"] for name in ("sapo", "clip_cov", "kl_cov", "dppo_tv", "dro")},
 }
 
