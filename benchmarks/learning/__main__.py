@@ -135,6 +135,8 @@ def measure(args: argparse.Namespace) -> dict[str, list[Run]]:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.work)))
         programs = stack.enter_context(ThreadPoolExecutor(args.at_once))
+        # After an error nothing further is begun.
+        stack.callback(programs.shutdown, cancel_futures=True)
         works = {seed: work_of(args, seed, scratch) for seed in seeds}
         # The sides that take longer to start first.
         begun = {
@@ -148,7 +150,6 @@ def measure(args: argparse.Namespace) -> dict[str, list[Run]]:
             except PeerError as error:
                 failed.append(error)
                 if args.at_once == 1:
-                    programs.shutdown(cancel_futures=True)
                     break
                 continue
             check_alike(pair)

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -256,11 +255,12 @@ def merged(work: LearningWork, side: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     said = [getattr(setting, side) for setting in settings(work)]
-    for key, value in chain.from_iterable(
-        each.items() for each in (*said, work.peer_settings if side != "burnish" else {})
-    ):
-        if found.setdefault(key, value) != value:
-            raise ValueError(f"{key} is {found[key]!r} and {value!r}.")
+    if side != "burnish":
+        said.append(work.peer_settings)
+    for keys in said:
+        for key, value in keys.items():
+            if found.setdefault(key, value) != value:
+                raise ValueError(f"{key} is {found[key]!r} and {value!r}.")
     return found
 
 

@@ -84,6 +84,7 @@ def _has_pool_of_its_own(config: AnyConfig) -> bool:
 
 
 def has_critic_pool(config: PPOTrainerConfig) -> bool:
+    """Whether the critic has workers of its own."""
     return config.critic is not None and config.critic.nnodes > 0 and config.critic.n_gpus_per_node > 0
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -284,6 +285,21 @@ def test_several_runs_at_once_are_told_as_such_and_one_that_fails_leaves_the_oth
         assert (found["seed"], found["side_by_side"]) == (2, 4)
         # Of all programs on the device.
         assert "gpu_gib" not in found
+
+
+def test_after_a_failure_no_further_seed_is_begun(compare, monkeypatch):
+    ran = []
+
+    def fails(side: str, given: LearningWork, folder: Path) -> dict:
+        ran.append(given.seed)
+        # That of the first one is noticed while the next one runs.
+        time.sleep(0.3 if len(ran) > 1 else 0.0)
+        raise PeerError("of a seed")
+
+    monkeypatch.setattr(learning, "learn", fails)
+    with pytest.raises(PeerError, match="of a seed"):
+        compare("--seeds", *map(str, range(1, 11)))
+    assert len(ran) < 20
 
 
 def test_more_of_a_peers_configuration_reaches_it_alone_and_is_told(compare, tmp_path):

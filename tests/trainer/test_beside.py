@@ -97,6 +97,34 @@ def test_while_the_critic_warms_up_alone_the_step_waits_for_it() -> None:
     assert trainer.metrics["global_seqlen/max"] == 5.0
 
 
+def test_stages_of_somebodys_own_take_turns_and_what_they_do_with_the_batch_counts() -> None:
+    seen = []
+
+    class Own(Stages):
+        def _compute_old_log_prob(self, batch: DataProto) -> DataProto:
+            return batch.select_idxs([1, 0])
+
+        def _update_critic(self, batch: DataProto) -> None:
+            super()._update_critic(batch.select_idxs([0]))
+
+        def _forward(self, name: str, group: Any, method: str, batch: DataProto) -> DataProto:
+            seen.append(batch.non_tensor_batch["uid"].tolist())
+            return super()._forward(name, group, method, batch)
+
+        def _passes(self, name: str, group: Any, update: Any, batch: DataProto, config: Any) -> Passes:
+            seen.append(batch.non_tensor_batch["uid"].tolist())
+            self.order.append(name)
+            return Passes({}, 1, batch)
+
+    trainer = Own(is_apart=True)
+    batch = batch_of_two()
+    trainer._begin_values(batch)
+    batch = trainer._compute_values(trainer._compute_old_log_prob(batch))
+    trainer._update_models(batch)
+    assert seen == [["b", "a"], ["b"], ["b", "a"]]
+    assert trainer.order == ["compute_values", "critic", "actor"]
+
+
 def test_an_error_of_the_critic_is_raised_in_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Stages(is_apart=True)
 

@@ -292,7 +292,8 @@ class RayPPOTrainer(TrainingLoop):
 
     def _begin_values(self, batch: DataProto) -> None:
         """On devices of its own the critic needs not wait for the passes of the policy and the reference."""
-        if self.critic_is_apart:
+        stages = ("_compute_old_log_prob", "_old_log_prob_pass", "_compute_ref_log_prob", "_compute_values")
+        if self._runs_beside(*stages):
             # A batch of its own, for the stages until then add to this one.
             values = partial(self._forward, "critic", self.critic_wg, "compute_values", batch.select())
             self.critic_values = Beside(values, "critic-values")
@@ -303,6 +304,15 @@ class RayPPOTrainer(TrainingLoop):
         if self.critic_values is None:
             return batch.union(self._forward("critic", self.critic_wg, "compute_values", batch))
         return batch.union(self._wait_for("values", self.critic_values))
+
+    def _runs_beside(self, *stages: str) -> bool:
+        """Whether the critic may work while the policy does: on devices of its own, and where no subclass has one of ``stages``.
+
+        Such a stage may do anything with the batch, and has to find it as it is when it is its turn.
+        """
+        return self.critic_is_apart and all(
+            getattr(type(self), name) is getattr(RayPPOTrainer, name) for name in stages
+        )
 
     def _wait_for(self, name: str, beside: Beside) -> Any:
         """What was done beside other stages; its own seconds are ``timing_s/<name>_beside``."""
@@ -331,7 +341,7 @@ class RayPPOTrainer(TrainingLoop):
 
     def _update_models(self, batch: DataProto) -> None:
         """Critic, then policy; both at once where the critic has devices of its own."""
-        if self.critic_is_apart:
+        if self._runs_beside("_update_critic", "_update_actor"):
             self.critic_passes = Beside(partial(self._critic_passes, batch.select()), "critic-update")
             self._update_actor(batch)
             self._update_critic(batch)

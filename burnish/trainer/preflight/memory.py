@@ -13,6 +13,7 @@ from burnish.config.plan import BatchPlan, UpdatePlan
 from burnish.engine.estimate import ModelEstimate, estimate_model
 from burnish.rollout.native.engine import GPU_BLOCK_SIZE
 from burnish.rollout.native.memory import layer_shapes, wanted_blocks
+from burnish.trainer.cluster import has_critic_pool
 from burnish.trainer.ppo.roles import need_reference_policy
 from burnish.trainer.preflight.token_counts import micro_batch_tokens
 
@@ -114,8 +115,7 @@ def estimate_memory(
             world_size=plan.critic.workers,
             **common,
         )
-        own_pool = critic.n_gpus_per_node > 0 and critic.nnodes > 0
-        (pools.setdefault("critic", {}) if own_pool else models)["critic"] = estimate
+        (pools.setdefault("critic", {}) if has_critic_pool(config) else models)["critic"] = estimate
     scorer = config.reward.reward_model
     if scorer.enable and scorer.model_path is not None:
         own_pool = scorer.enable_resource_pool and scorer.n_gpus_per_node * scorer.nnodes > 0

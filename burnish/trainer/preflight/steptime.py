@@ -7,6 +7,7 @@ from burnish.config import PPOTrainerConfig, needs_old_log_probs
 from burnish.config.plan import BatchPlan
 from burnish.engine.estimate import ModelEstimate
 from burnish.rollout.native.memory import layer_shapes
+from burnish.trainer.cluster import has_critic_pool
 from burnish.trainer.ppo.roles import need_reference_policy
 from burnish.utils.device_table import DECODE_EFFICIENCY, PASS_EFFICIENCY, UPDATE_EFFICIENCY, DeviceCeilings
 
@@ -49,7 +50,7 @@ def estimate_step_time(
     update_actor = operations(actor, per_weight) * config.actor_rollout_ref.actor.ppo_epochs / updates
     if "critic" in models and plan.critic is not None:
         critic, workers = models["critic"], plan.critic.workers
-        is_apart = config.critic.n_gpus_per_node > 0 and config.critic.nnodes > 0
+        is_apart = has_critic_pool(config)
         beside_values = stages.get("old_log_prob", 0.0) + stages.get("ref", 0.0) if is_apart else 0.0
         beside_update = update_actor if is_apart else 0.0
         update_critic = operations(critic, 6, workers) * config.critic.ppo_epochs / updates
