@@ -9,6 +9,7 @@ Every case is burnish's own trainer on random prompts whose responses have their
 one update of the whole batch:
 
     one                  GRPO on one worker, in the driver's process
+    one_ray              the same, the worker a process of Ray's as those of all cases on several are
     replicated           on N workers, the model on each of them (fsdp_size=1); the same work
     sharded              the model split over them (FSDP2)
     kept                 the same, weights not resharded after the forward (reshard_after_forward=false)
@@ -59,6 +60,7 @@ KEPT = {ACTOR + "reshard_after_forward": False}
 # Name: configuration by dotted key, whether on all GPUs, whether with as many times the prompts, compared with which case.
 CASES: dict[str, tuple[dict[str, Any], bool, bool, str | None]] = {
     "one": ({}, False, False, None),
+    "one_ray": ({"trainer.controller": "ray"}, False, False, "one"),
     "replicated": (REPLICATED, True, False, "one"),
     "sharded": ({}, True, False, "one"),
     "kept": (KEPT, True, False, "one"),
@@ -101,7 +103,9 @@ def case_settings(case: str, args: argparse.Namespace) -> tuple[GRPOWork, int, d
             "reward.reward_model.model.input_tokenizer": None,
         }
     if args.device == "cpu":
-        settings["ray_kwargs.ray_init.num_cpus"] = None if not everywhere and "apart" not in case else args.gpus + 1
+        settings["ray_kwargs.ray_init.num_cpus"] = (
+            args.gpus + 1 if everywhere or case.endswith(("apart", "ray")) else None
+        )
     return work, args.gpus if everywhere else 1, settings | args.set
 
 
