@@ -123,6 +123,14 @@ RUNS: dict[str, list[str]] = {
     **{name: [f"{LOSS}={name}"] for name in ("sapo", "clip_cov", "kl_cov", "dppo_tv", "dro")},
 }
 
+REWARD_MODEL_APART = [
+    "trainer.controller=ray",
+    SEVERAL_UPDATES,
+    "reward_model.enable_resource_pool=true",
+    "reward_model.nnodes=1",
+    "reward_model.n_gpus_per_node=1",
+]
+
 LOOKED_AT_ELSEWHERE = {
     "perf/max_memory_allocated_gb": ("tests/e2e/test_gpu_runs.py", "perf/max_memory_allocated_gb"),
     "perf/max_memory_reserved_gb": ("tests/e2e/test_gpu_runs.py", "perf/max_memory_reserved_gb"),
@@ -161,7 +169,8 @@ def keys_without_a_run() -> set[str]:
 @pytest.mark.timeout(1200)
 def test_every_row_is_logged_by_a_run(tmp_path):
     keys = keys_without_a_run()
-    runs = RUNS | {"reward-model": reward_model(tmp_path / "reward_model")}
+    scored = reward_model(tmp_path / "reward_model")
+    runs = RUNS | {"reward-model": scored, "reward-model-apart": [*scored, *REWARD_MODEL_APART]}
     for name, overrides in runs.items():
         tiny_run(tmp_path / name, "trainer.total_training_steps=1", *overrides)
         keys |= logged_keys(tmp_path / name)

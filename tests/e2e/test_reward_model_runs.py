@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from burnish.config import load_config
 from burnish.render import load_tokenizer
+from burnish.trainer.ppo.bottleneck import stage_seconds
 from burnish.utils.errors import ConfigError
 from tests.e2e.runs import TINY, logged, tiny_config, tiny_run
 
@@ -90,6 +91,43 @@ def test_a_reward_model_gives_the_same_on_two_workers_and_in_a_pool_of_its_own(
     (one,), (other,) = logged(tmp_path / "one"), logged(tmp_path / "other")
     assert other["reward/rm_score/mean"] == pytest.approx(one["reward/rm_score/mean"], abs=1e-5)
     assert other["critic/score/max"] == pytest.approx(one["critic/score/max"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_reward_model_beside_the_passes_gives_what_it_gives_in_its_turn(
+    tmp_path: Path, reward_model: str, my_reward: str
+) -> None:
+    updates = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "critic.ppo_mini_batch_size=4"]
+    validation = ["trainer.test_freq=1", "reward.reward_model.function_weight=0.5", "reward.num_workers=1"]
+    common = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true", *updates, *validation]
+    pool = [f"reward_model.{name}" for name in ("enable_resource_pool=true", "n_gpus_per_node=1", "nnodes=1")]
+    apart = {
+        "turns": [],
+        "beside": pool,
+        "both_beside": [*pool, "critic.nnodes=1", "critic.n_gpus_per_node=1"],
+        "filtering": [*pool, "algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"],
+    }
+    for name, keys in apart.items():
+        dumps = f"trainer.rollout_data_dir={tmp_path / name / 'rows'}"
+        workers = ["trainer.controller=ray", "ray_kwargs.ray_init.num_cpus=4", dumps]
+        tiny_run(tmp_path / name, my_reward, *keys_of(reward_model, *common, *workers, *keys))
+    (turns,), lines, rows = logged(tmp_path / "turns"), {}, {}
+    for name in apart:
+        lines[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        written = (tmp_path / name / "rows" / "1.jsonl").read_text().splitlines()
+        rows[name] = {(row["uid"], row["response"]): row["score"] for row in map(json.loads, written)}
+        assert ("timing_s/reward_model_beside" in lines[name]) == name.endswith("beside")
+        seconds = stage_seconds(lines[name])
+        whole = lines[name]["timing_s/step"] + lines[name]["timing_s/testing"]
+        assert sum(seconds.values()) == pytest.approx(whole, rel=1e-3)
+    for name in ("beside", "both_beside"):
+        (beside,) = logged(tmp_path / name)
+        assert beside.keys() == turns.keys()
+        # Threads per worker differ, and with them the order of sums.
+        for key in turns:
+            if key.startswith(("reward/", "critic/", "actor/", "val-core/", "val-aux/")):
+                assert beside[key] == pytest.approx(turns[key], rel=2e-3, abs=1e-4), key
+        assert rows[name] == pytest.approx(rows["turns"], abs=1e-4)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A critic on devices of its own works while the policy does; what comes out is what comes out where they take turns."""
+"""Critic and reward model on devices of their own work while the policy does; what comes out is what comes out in turns."""
 
 import threading
 from types import SimpleNamespace
@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from burnish.protocol import DataProto
+from burnish.trainer.ppo import ray_trainer
 from burnish.trainer.ppo.beside import Beside
+from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
+from burnish.trainer.ppo.model_rewards import ModelRewards
 from burnish.trainer.ppo.ray_trainer import RayPPOTrainer
 from burnish.trainer.ppo.updates import Passes
 
@@ -46,7 +49,9 @@ class Stages(RayPPOTrainer):
         if self.critic_is_apart and self.critic_is_warm:
             other = {"actor": "critic", "critic": "actor"}[name]
             assert self.has_begun[other].wait(SECONDS), f"{name} was updated and {other} not at the same time"
-        return Passes({f"{name}/grad_norm": 1.0, "global_seqlen/max": {"actor": 7.0, "critic": 5.0}[name]}, 1, batch)
+        told = {"actor": (7.0, 20.0), "critic": (5.0, 42.0)}[name]
+        metrics = {"global_seqlen/max": told[0], "perf/max_memory_allocated_gb": told[1]}
+        return Passes({f"{name}/grad_norm": 1.0, **metrics}, 1, batch)
 
     def _forward(self, name: str, group: Any, method: str, batch: DataProto) -> DataProto:
         self.order.append(method)
@@ -71,7 +76,13 @@ def batch_of_two() -> DataProto:
 def test_both_updates_run_at_once_where_the_critic_is_apart_and_tell_the_same(is_apart: bool) -> None:
     trainer = Stages(is_apart=is_apart)
     trainer._update_models(batch_of_two())
-    assert trainer.metrics == {"actor/grad_norm": 1.0, "critic/grad_norm": 1.0, "global_seqlen/max": 7.0}
+    assert trainer.metrics == {
+        "actor/grad_norm": 1.0,
+        "critic/grad_norm": 1.0,
+        "global_seqlen/max": 7.0,
+        # The GPU with the most, whoever has it.
+        "perf/max_memory_allocated_gb": 42.0,
+    }
     assert sorted(trainer.watched) == ["actor", "critic"]
     assert ("update_critic_beside" in trainer.timing_raw) == is_apart
     if not is_apart:
@@ -147,3 +158,89 @@ def test_work_that_nobody_waits_for_holds_up_nothing() -> None:
     goes_on.set()
     assert beside.result()
     assert beside.seconds > 0
+
+
+class ScoredStages(Stages):
+    """With a reward model, whose scores a made-up reward manager takes over."""
+
+    use_critic, filters_groups, use_greedy_baseline, early_manager = False, False, False, None  # type: ignore[assignment]
+    use_reward_model, _pad_token_id = True, 0
+
+    def __init__(self, *, is_apart: bool) -> None:
+        super().__init__(is_apart=False)
+        self.reward_model_is_apart = is_apart
+        self.model_scores = None
+        self.num_gen_tokens, self.reward_metrics, self.replay = 0, [], None
+        self.checkpoints.stop.pass_by = lambda: None
+        self.prompts = SimpleNamespace(take_scores=lambda batch: self.order.append("take_scores"))  # type: ignore[assignment]
+        rounds = SimpleNamespace(take_round=lambda batch, metrics: self.order.append("take_round"))
+        self.run_log = SimpleNamespace(dumps=rounds)  # type: ignore[assignment]
+        filter_groups = SimpleNamespace(enable=False)
+        self.sampling = DynamicSampling(filter_groups, num_prompts=2, batches_per_epoch=1)  # type: ignore[arg-type]
+        self.config.algorithm.adv_estimator = "grpo"
+        self.config.reward = SimpleNamespace(reward_model=SimpleNamespace(function_weight=0.0), on_error="raise")
+        self.reward_fn = ModelRewards(self.config.reward)  # type: ignore[arg-type]
+        self.has_begun["actor"].clear()
+        self.reward_model_wg = SimpleNamespace(compute_rm_score=self._rm_scores)
+        self.actor_rollout_wg.generate_sequences = lambda prompts: DataProto.from_dict(dict(batch_of_two().tensors))
+
+    def _get_gen_batch(self, batch_dict: Any, **_: Any) -> DataProto:
+        zeros = torch.zeros(2, 4, dtype=torch.int64)
+        prompts = {"input_ids": zeros, "attention_mask": zeros, "position_ids": zeros}
+        return DataProto.from_dict(prompts, {"uid": np.array(["a", "b"], dtype=object)})
+
+    def _rm_scores(self, rows: DataProto) -> DataProto:
+        if self.reward_model_is_apart and self._scores_may_be_late and self.current_stage != "testing":
+            assert self.has_begun["actor"].wait(SECONDS), "the policy waits for the reward model"
+        self.order.append("compute_rm_score")
+        return DataProto.from_dict({"rm_scores": torch.tensor([[0.0, 0.0, 1.5], [0.0, 0.0, -0.5]])})
+
+    def _forward(self, name: str, group: Any, method: str, batch: DataProto) -> DataProto:
+        self.order.append(method)
+        self.has_begun[name].set()
+        return DataProto.from_dict({"old_log_probs": torch.full((2, 3), 0.5)})
+
+    def scored(self) -> DataProto:
+        """The stages until the advantages."""
+        batch = self._collect({})
+        assert ("token_level_scores" in batch.tensors) == (self.model_scores is None)
+        return self._take_late_scores(self._compute_old_log_prob(batch))
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_reward_model_apart_reads_beside_the_policys_pass_and_the_scores_are_the_same(
+    is_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_trainer, "take_prompts", lambda batch, **_: batch.select())
+    monkeypatch.setattr(ray_trainer, "compute_rollout_difference", lambda batch: {})
+    trainer = ScoredStages(is_apart=is_apart)
+    batch = trainer.scored()
+    assert batch.tensors["token_level_scores"].sum(-1).tolist() == [1.5, -0.5]
+    assert "old_log_probs" in batch.tensors
+    late = ["compute_log_prob", "compute_rm_score", "take_scores", "take_round"]
+    assert trainer.order == (late if is_apart else [*late[1:], late[0]])
+    assert ("reward_model_beside" in trainer.timing_raw) == is_apart
+    assert trainer.metrics["reward/rm_score/mean"] == 0.5
+    # A validation behind it has scores of its own.
+    trainer.current_stage = "testing"
+    trainer._sample(trainer._get_gen_batch({}), validate=True)
+    assert trainer.order.count("compute_rm_score") == 2
+
+
+@pytest.mark.parametrize("stage", ["filters_groups", "use_greedy_baseline", "own stage", "own method", "no pass"])
+def test_where_scores_are_needed_at_once_the_reward_model_takes_its_turn(stage: str) -> None:
+    class Own(ScoredStages):
+        def _compute_reward(self, batch: DataProto) -> DataProto:
+            return super()._compute_reward(batch)
+
+    trainer = (Own if stage == "own stage" else ScoredStages)(is_apart=True)
+    if stage == "own stage":
+        pass
+    elif stage == "own method":
+        trainer._old_log_prob_pass = lambda batch: batch  # type: ignore[method-assign]
+    elif stage == "no pass":
+        trainer.needs_old_log_probs = False
+    else:
+        setattr(trainer, stage, True)
+    assert not trainer._scores_may_be_late
+    assert ScoredStages(is_apart=True)._scores_may_be_late

@@ -50,6 +50,12 @@ def test_the_reward_models_passes_lie_inside_generation_and_are_told_apart():
     assert (seconds["gen"], seconds["reward_model"], seconds["other"]) == (2.5, 1.5, 0.5)
 
 
+def test_a_reward_model_beside_other_stages_lies_behind_generation():
+    beside = {"timing_s/reward_model": 0.3, "timing_s/reward_model_beside": 1.5}
+    seconds = stage_seconds({**STEP, **beside})
+    assert (seconds["gen"], seconds["reward_model"], seconds["other"]) == (4.0, 0.3, pytest.approx(0.2))
+
+
 def test_without_a_step_there_is_nothing_to_say():
     assert explain({"timing_s/testing": 3.0, "val-core/x/reward/mean@1": 0.5}, {}) == []
     assert bottleneck_metrics({}) == {}

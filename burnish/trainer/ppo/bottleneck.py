@@ -33,7 +33,7 @@ STEP_STAGES = (
 """The stages of a step, in their order, the last one of supervised fine-tuning; what else is timed lies inside one of them."""
 STAGES_BESIDE = ("testing", "save_checkpoint")
 """What some steps are followed by; ``timing_s/step`` is without it."""
-# The reward model's passes are timed by themselves, and lie in generation.
+# The reward model's passes are timed by themselves, and lie in generation where they take their turn.
 _INSIDE = {"gen": "reward_model"}
 _UTILISATION = {
     "update_actor": ("actor", UPDATE_EFFICIENCY),
@@ -102,9 +102,14 @@ def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
     seconds = {stage: timed[stage] for stage in STEP_STAGES if stage in timed}
     other = timed["step"] - sum(seconds.values())
     for outer, inner in _INSIDE.items():
-        if outer in seconds and inner in timed:
+        if outer not in seconds or inner not in timed:
+            continue
+        seconds[inner] = timed[inner]
+        if f"{inner}_beside" in timed:
+            # On devices of its own it works beside other stages, and is waited for behind them.
+            other -= timed[inner]
+        else:
             seconds[outer] = max(0.0, seconds[outer] - timed[inner])
-            seconds[inner] = timed[inner]
     seconds["other"] = max(0.0, other)
     return seconds | {stage: timed[stage] for stage in STAGES_BESIDE if stage in timed}
 

@@ -41,10 +41,14 @@ from burnish.trainer.ppo.scoring import merge_rounds, score_batch, score_for_tra
 from burnish.trainer.ppo.spawn import spawn_workers
 from burnish.trainer.ppo.stages import FORWARD_KEYS, StepReport, stage
 from burnish.trainer.ppo.step_metrics import step_metrics
-from burnish.trainer.ppo.updates import Passes, SkippedUpdates, kept_on_error, resample_rows, update_in_passes
+from burnish.trainer.ppo.updates import Passes, SkippedUpdates, joined, kept_on_error, resample_rows, update_in_passes
 from burnish.trainer.ppo.validation import run_validation
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
+
+_PASSES = ("_compute_old_log_prob", "_old_log_prob_pass", "_compute_ref_log_prob", "_compute_values")
+_UNTIL_SCORES = ("_collect", "_generate", "_score_by_model", "_compute_reward", "_filter_groups", *_PASSES)
+"""The stages until the scores are read."""
 
 
 class RayPPOTrainer(TrainingLoop):
@@ -118,7 +122,8 @@ class RayPPOTrainer(TrainingLoop):
         self.reward_metrics: list[dict[str, float]] = []
         self.num_gen_tokens = 0
         self.reward_model_wg: Any = None
-        self.critic_is_apart = False
+        self.critic_is_apart = self.reward_model_is_apart = False
+        self.model_scores: Beside[DataProto] | None = None
         self.critic_values: Beside[DataProto] | None = None
         self.critic_passes: Beside[Passes] | None = None
         self.sampling = DynamicSampling(
@@ -156,6 +161,8 @@ class RayPPOTrainer(TrainingLoop):
         pool_of = self.resource_pool_manager.get_resource_pool
         self.critic_is_apart = self.use_critic and pool_of(Role.Critic) is not pool_of(actor_role)
         self.reward_model_wg = self.worker_groups.get(Role.RewardModel)
+        others = [pool_of(role) for role in self.worker_groups if role is not Role.RewardModel]
+        self.reward_model_is_apart = self.use_reward_model and pool_of(Role.RewardModel) not in others
         for worker_group in self.worker_groups.values():
             worker_group.init_model()
 
@@ -182,6 +189,7 @@ class RayPPOTrainer(TrainingLoop):
                     batch = self._compute_old_log_prob(batch)
                     batch = self._compute_ref_log_prob(batch)
                     batch = self._compute_values(batch)
+                    batch = self._take_late_scores(batch)
                     batch = self._compute_advantage(batch)
                     self._update_models(batch)
                     self._update_weights()
@@ -195,26 +203,36 @@ class RayPPOTrainer(TrainingLoop):
     @contextmanager
     def _step(self) -> Iterator[None]:
         self.reward_metrics, self.num_gen_tokens = [], 0
-        self.critic_values = self.critic_passes = None
+        self.critic_values = self.critic_passes = self.model_scores = None
         with super()._step():
             yield
 
     # ----------------------------------------------------------------------------------------------- stages
 
     def _collect(self, batch_dict: dict[str, Any]) -> DataProto:
-        """Prompts -> scored responses: one round, or as many as dynamic sampling needs; asynchronous schedules run it ahead."""
+        """Prompts -> scored responses: one round, or as many as dynamic sampling needs. Where the reward model works beside the
+        passes that follow, the scores come behind these (`_take_late_scores`)."""
         self.sampling.start()
         for prompts in chain([batch_dict], self.prompts):
             batch = self._get_gen_batch(prompts)
             batch = self._generate(batch)
-            batch = self._compute_reward(batch)
-            self.prompts.take_scores(batch)
-            self.run_log.dumps.take_round(batch, self.reward_metrics[-1])
+            if self.model_scores is None:
+                batch = self._score(batch)
             self.sampling.add(self._filter_groups(batch))
             if self.sampling.is_complete:
                 break
         self.metrics |= self.sampling.metrics()
         return self.sampling.take()
+
+    def _score(self, batch: DataProto) -> DataProto:
+        batch = self._compute_reward(batch)
+        self.prompts.take_scores(batch)
+        self.run_log.dumps.take_round(batch, self.reward_metrics[-1])
+        return batch
+
+    def _take_late_scores(self, batch: DataProto) -> DataProto:
+        """The scores of responses that the reward model has read beside the passes since; else they are there already."""
+        return batch if self.model_scores is None else self._score(self._score_by_model(batch))
 
     def _get_gen_batch(
         self, batch_dict: dict[str, Any], *, n: int | None = None, uid_prefix: str | None = None
@@ -246,14 +264,31 @@ class RayPPOTrainer(TrainingLoop):
         generated = self.actor_rollout_wg.generate_sequences(prompts)
         if not validate:
             self.num_gen_tokens += int(generated.tensors["response_mask"].count_nonzero())
-        return self._score_by_model(batch.union(generated))
+        batch = batch.union(generated)
+        if not validate and self._scores_may_be_late:
+            self.model_scores = Beside(partial(self._model_scores, batch.select()), "reward-model")
+            return batch
+        return self._score_by_model(batch)
+
+    @property
+    def _scores_may_be_late(self) -> bool:
+        """Whether the reward model, on devices of its own, may work beside the passes of policy, reference and critic: where
+        there are any, and none of what comes before them reads a score."""
+        has_passes = self.needs_old_log_probs or self.use_reference_policy or self.use_critic
+        reads_scores = self.filters_groups or self.use_greedy_baseline
+        return self.reward_model_is_apart and has_passes and not reads_scores and self._are_ours(*_UNTIL_SCORES)
 
     @stage("reward_model", when="use_reward_model")
     def _score_by_model(self, batch: DataProto) -> DataProto:
         """The reward model's score of each response, for the reward manager."""
+        # What comes next, a validation, has scores of its own.
+        late, self.model_scores = self.model_scores, None
+        return batch.union(self._model_scores(batch) if late is None else self._wait_for("reward_model", late))
+
+    def _model_scores(self, batch: DataProto) -> DataProto:
         others = [key for key in ("uid", "raw_prompt") if key in batch.non_tensor_batch]
         rows = batch.select(batch_keys=FORWARD_KEYS["batch_keys"], non_tensor_batch_keys=others)
-        return batch.union(self.reward_model_wg.compute_rm_score(rows))
+        return self.reward_model_wg.compute_rm_score(rows)
 
     @stage("reward")
     def _compute_reward(self, batch: DataProto) -> DataProto:
@@ -292,8 +327,7 @@ class RayPPOTrainer(TrainingLoop):
 
     def _begin_values(self, batch: DataProto) -> None:
         """On devices of its own the critic needs not wait for the passes of the policy and the reference."""
-        stages = ("_compute_old_log_prob", "_old_log_prob_pass", "_compute_ref_log_prob", "_compute_values")
-        if self._runs_beside(*stages):
+        if self.critic_is_apart and self._are_ours(*_PASSES):
             # A batch of its own, for the stages until then add to this one.
             values = partial(self._forward, "critic", self.critic_wg, "compute_values", batch.select())
             self.critic_values = Beside(values, "critic-values")
@@ -305,14 +339,10 @@ class RayPPOTrainer(TrainingLoop):
             return batch.union(self._forward("critic", self.critic_wg, "compute_values", batch))
         return batch.union(self._wait_for("values", self.critic_values))
 
-    def _runs_beside(self, *stages: str) -> bool:
-        """Whether the critic may work while the policy does: on devices of its own, and where no subclass has one of ``stages``.
-
-        Such a stage may do anything with the batch, and has to find it as it is when it is its turn.
-        """
-        return self.critic_is_apart and all(
-            getattr(type(self), name) is getattr(RayPPOTrainer, name) for name in stages
-        )
+    def _are_ours(self, *stages: str) -> bool:
+        """Whether nobody has put another method in the place of one of ``stages``. Such a stage may do anything with the
+        batch, and has to find it as it is when it is its turn, so nothing may be done beside it."""
+        return all(getattr(getattr(self, name), "__func__", None) is getattr(RayPPOTrainer, name) for name in stages)
 
     def _wait_for(self, name: str, beside: Beside) -> Any:
         """What was done beside other stages; its own seconds are ``timing_s/<name>_beside``."""
@@ -341,7 +371,7 @@ class RayPPOTrainer(TrainingLoop):
 
     def _update_models(self, batch: DataProto) -> None:
         """Critic, then policy; both at once where the critic has devices of its own."""
-        if self._runs_beside("_update_critic", "_update_actor"):
+        if self.critic_is_apart and self._are_ours("_update_critic", "_update_actor"):
             self.critic_passes = Beside(partial(self._critic_passes, batch.select()), "critic-update")
             self._update_actor(batch)
             self._update_critic(batch)
@@ -354,11 +384,11 @@ class RayPPOTrainer(TrainingLoop):
         """Fits the values to the returns."""
         if self.critic_passes is None:
             passes = self._critic_passes(batch)
-            self.metrics |= passes.metrics
+            self.metrics = joined(self.metrics, passes.metrics)
         else:
             passes = self._wait_for("update_critic", self.critic_passes)
             # As if it had been first: of what both tell, the policy's counts.
-            self.metrics = passes.metrics | self.metrics
+            self.metrics = joined(passes.metrics, self.metrics)
         self.skipped_updates.watch("critic", passes.metrics, passes.num_updates, self.global_steps, passes.rows)
 
     @stage("update_actor", when="critic_is_warm")
@@ -366,7 +396,7 @@ class RayPPOTrainer(TrainingLoop):
         """Improves the policy."""
         group = self.actor_rollout_wg
         passes = self._passes("actor", group, group.update_actor, batch, self.config.actor_rollout_ref.actor)
-        self.metrics |= passes.metrics
+        self.metrics = joined(self.metrics, passes.metrics)
         self.skipped_updates.watch("actor", passes.metrics, passes.num_updates, self.global_steps, passes.rows)
 
     @property

@@ -7,6 +7,7 @@ from burnish.rollout.stats import RolloutStats
 from burnish.trainer.ppo.bottleneck import bottleneck_metrics
 from burnish.trainer.ppo.metrics import compute_data_metrics
 from burnish.trainer.ppo.pace import compute_throughout_metrics, compute_timing_metrics
+from burnish.trainer.ppo.updates import joined
 from burnish.workers.updates import merge_updates
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 def step_metrics(trainer: "RayPPOTrainer", batch: DataProto) -> dict[str, float]:
     """All that is logged of a finished step: what its stages have measured, its batch, its seconds, its pace."""
     data, timing = trainer.config.data, trainer.timing_raw
+    scoring = merge_updates(trainer.reward_model_wg.take_pass_metrics()) if trainer.use_reward_model else {}
     metrics = {
-        **trainer.metrics,
-        **(merge_updates(trainer.reward_model_wg.take_pass_metrics()) if trainer.use_reward_model else {}),
+        **joined(trainer.metrics, scoring),
         **compute_data_metrics(batch, trainer.use_critic, data.max_prompt_length, data.max_response_length),
         **compute_timing_metrics(batch, timing, trainer.num_gen_tokens),
         **compute_throughout_metrics(batch, timing, trainer.resource_pool_manager.get_n_gpus()),

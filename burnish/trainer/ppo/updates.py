@@ -27,6 +27,12 @@ class Passes(NamedTuple):
     """That were trained on."""
 
 
+def joined(metrics: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    """``metrics`` with ``more`` over them. Of a GPU's memory, which each model measures in its own process, the most counts."""
+    memory = {key: max(metrics[key], more[key]) for key in metrics.keys() & more.keys() if key.startswith("perf/max_")}
+    return metrics | more | memory
+
+
 def update_in_passes(
     update: Callable[[DataProto], list[dict[str, float]]],
     batch: DataProto,
