@@ -220,16 +220,21 @@ def shown_work(args: argparse.Namespace) -> dict[str, Any]:
 def write(args: argparse.Namespace, runs: dict[str, list[Run]], work: LearningWork) -> None:
     """Both files and the figure."""
     said = verdict(runs["burnish"], runs[args.peer])
-    paths = []
     for side, found in runs.items():
         versions = next((run["peer_versions"] for run in found if "peer_versions" in run), None)
         extra = {"title": title(side, versions), "work": shown_work(args), "describe": work.describe()}
         if side == args.peer:
             extra |= {"peer_versions": versions, "verdict": said, "rule": RULE}
         lean = [{key: value for key, value in run.items() if key != "peer_versions"} for run in found]
-        paths.append(write_result(name_of(args, side), lean, extra=extra, folder=args.out))
+        write_result(name_of(args, side), lean, extra=extra, folder=args.out)
     if args.plot:
-        plot(paths, args.out / f"learning-{args.name}-{args.peer}.png")
+        draw(args)
+
+
+def draw(args: argparse.Namespace) -> None:
+    """The figure of both sides' files."""
+    paths = [args.out / f"{name_of(args, side)}.json" for side in ("burnish", args.peer)]
+    plot(paths, args.out / f"learning-{args.name}-{args.peer}.png")
 
 
 def summary(args: argparse.Namespace, runs: dict[str, list[Run]], said: dict[str, Any]) -> dict[str, Any]:
@@ -246,7 +251,7 @@ def summary(args: argparse.Namespace, runs: dict[str, list[Run]], said: dict[str
                 "before": over_seeds([run["before"]["accuracy"] for run in found]),
                 "after": over_seeds([run["after"]["accuracy"] for run in found]),
                 "step_seconds": [run["stage_seconds"]["step"] for run in found],
-                "cpu_seconds": [round(run["cpu_seconds"], 1) for run in found],
+                "cpu_seconds": [round(run["cpu_seconds"], 1) if "cpu_seconds" in run else None for run in found],
                 "side_by_side": [run.get("side_by_side", 1) for run in found],
                 "memory_gib": [run.get("gpu_gib", run.get("process_gib")) for run in found],
                 "curves": [run["curve"] for run in found],
@@ -335,6 +340,8 @@ def main() -> None:
         runs = kept(args)
         if not runs["burnish"]:
             raise SystemExit(f"{args.out} has no {name_of(args, args.peer)}.json with burnish's runs beside it.")
+        if args.plot:
+            draw(args)
     else:
         args.logs = args.logs or Path(tempfile.mkdtemp(prefix="burnish-learning-"))
         args.logs.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,9 @@ def learn(side: str, work: LearningWork, folder: Path) -> Run:
     command = burnish_command(work, folder) if side == "burnish" else peer_command(side, work, folder)
     memory = execute(command, folder / "log.txt", work.device)
     run = burnish_run(folder) if side == "burnish" else peer_run(work, folder)
+    if side == "verl":
+        # Its work is done by Ray's processes, which nobody's seconds count.
+        del memory["cpu_seconds"]
     run = {**run, **memory, "seed": work.seed}
     models = {step: model_folder(side, folder, step) for step in work.measured_steps}
     measured = {step: accuracy(str(path), work) for step, path in {0: Path(work.model), **models}.items()}

@@ -44,7 +44,7 @@ def table(runs: dict[str, list[Run]], said: dict[str, Any]) -> str:
             f"| {what} | {found['burnish']:.4f} | {found['peer']:.4f} | {found['difference']:+.4f} | {within} | {found['says']} |"
         )
     costs = {
-        "seconds of CPU of the whole program": lambda run: run["cpu_seconds"],
+        "seconds of CPU of the whole program": lambda run: run.get("cpu_seconds"),
         "peak memory, GiB": lambda run: run.get("gpu_gib", run.get("process_gib")),
     }
     if all(run.get("side_by_side", 1) == 1 for found in runs.values() for run in found):
@@ -55,15 +55,14 @@ def table(runs: dict[str, list[Run]], said: dict[str, Any]) -> str:
             "of the update": lambda run: run["stage_seconds"]["update_actor"],
             **costs,
         }
-    lines += [
-        "",
-        f"| mean over seeds | {' | '.join(sides)} | {sides[1]} over {sides[0]} |",
-        "|---|" + "---|" * (len(sides) + 1),
-    ]
+    rows = []
     for what, figure in costs.items():
         each = [[figure(run) for run in found] for found in runs.values()]
         if any(value is None for of_side in each for value in of_side):
             continue  # Some run did not measure it: a mean of the others would not be of all seeds.
         values = [statistics.fmean(of_side) for of_side in each]
-        lines.append(f"| {what} | {' | '.join(f'{value:.3g}' for value in values)} | {values[1] / values[0]:.2f} |")
+        rows.append(f"| {what} | {' | '.join(f'{value:.3g}' for value in values)} | {values[1] / values[0]:.2f} |")
+    if rows:
+        head = f"| mean over seeds | {' | '.join(sides)} | {sides[1]} over {sides[0]} |"
+        lines += ["", head, "|---|" + "---|" * (len(sides) + 1), *rows]
     return "\n".join(lines)

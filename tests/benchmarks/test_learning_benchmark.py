@@ -237,6 +237,41 @@ def test_each_seed_runs_on_both_sides_and_both_results_are_kept(compare, capsys,
     assert [each["seed"] for each in ours["runs"]] == [1, 2]
 
 
+def test_what_is_kept_is_drawn_without_a_run(compare, tmp_path):
+    compare("--seeds", "1", "2")
+    figure = tmp_path / "out" / "learning-tiny-trl.png"
+    assert not figure.exists()
+    assert compare("--show", "--plot") == []
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_side_cannot_measure_is_left_out_and_no_table_is_without_rows(compare, monkeypatch, capsys, tmp_path):
+    learn = learning.learn
+
+    def uncounted(side: str, given: LearningWork, folder: Path) -> dict:
+        found = learn(side, given, folder)
+        return {key: value for key, value in found.items() if key not in ("cpu_seconds", "process_gib", "gpu_gib")}
+
+    monkeypatch.setattr(learning, "learn", uncounted)
+    compare("--seeds", "1", "--side-by-side", "2", "--json")
+    told = capsys.readouterr().out
+    assert "mean over seeds" not in told
+    assert json.loads(told.splitlines()[-1])["sides"]["trl"]["cpu_seconds"] == [None]
+
+
+@pytest.mark.parametrize("side", ["burnish", "trl", "verl"])
+def test_seconds_of_cpu_are_told_where_the_program_itself_does_the_work(side, monkeypatch, tmp_path):
+    given = work(steps=1, save_every=1)
+    monkeypatch.setattr(sides, "execute", lambda *_: {"cpu_seconds": 5.0})
+    for name in ("burnish_run", "peer_run"):
+        monkeypatch.setattr(sides, name, lambda *_: {"steps": 1})
+    monkeypatch.setattr(sides, "accuracy", lambda *_: {"accuracy": 0.5})
+    monkeypatch.setattr(sides, "interpreter", lambda _: sys.executable)
+    monkeypatch.setattr(sides.shutil, "rmtree", lambda *_, **__: None)
+    # Ray's processes are nobody's children that are waited for.
+    assert sides.learn(side, given, tmp_path / side).get("cpu_seconds") == (None if side == "verl" else 5.0)
+
+
 def test_seeds_add_up_over_calls_and_other_work_is_not_mixed_in(compare, tmp_path):
     compare("--seeds", "1")
     assert compare("--seeds", "1", "2", "--add") == [("burnish", 2), ("trl", 2)]
