@@ -20,6 +20,7 @@ STAGES = (
         "reward_model",
         "reward",
         "old_log_prob",
+        "ref",
         "values",
         "adv",
         "update_critic",

@@ -19,6 +19,8 @@ one update of the whole batch:
     critic_apart         the critic in a pool of its own, on the second GPU
     reward_beside        GRPO with a reward model in the policy's worker
     reward_apart         the reward model on the second GPU
+    rlhf_beside          PPO with a critic, a KL to a reference in the loss, and a reward model, all in the policy's worker
+    rlhf_apart           the reward model on the second GPU
 
 ``speedup`` is the rate (response tokens a second) over that of the case which it is compared with, ``efficiency`` that over
 the number of GPUs. Seconds are medians (least, greatest) from one step's end to the next one's, the first step left out. With
@@ -52,8 +54,14 @@ from burnish.utils.errors import BurnishError  # noqa: E402
 
 ACTOR = "actor_rollout_ref.actor.fsdp_config."
 PPO = {"algorithm.adv_estimator": "gae"}
+SCORED = {"reward.reward_model.enable": True}
+RLHF = PPO | SCORED | {"actor_rollout_ref.actor.use_kl_loss": True}
 CRITIC_APART = {"critic.nnodes": 1, "critic.n_gpus_per_node": 1}
-REWARD_APART = {f"reward.reward_model.{key}": 1 for key in ("nnodes", "n_gpus_per_node")}
+REWARD_APART = {
+    "reward.reward_model.enable_resource_pool": True,
+    "reward.reward_model.nnodes": 1,
+    "reward.reward_model.n_gpus_per_node": 1,
+}
 REPLICATED = {ACTOR + "fsdp_size": 1}
 KEPT = {ACTOR + "reshard_after_forward": False}
 
@@ -68,8 +76,10 @@ CASES: dict[str, tuple[dict[str, Any], bool, bool, str | None]] = {
     "twice_sharded": ({}, True, True, "one"),
     "critic_beside": (PPO, False, False, None),
     "critic_apart": (PPO | CRITIC_APART, False, False, "critic_beside"),
-    "reward_beside": ({}, False, False, None),
-    "reward_apart": ({"reward.reward_model.enable_resource_pool": True} | REWARD_APART, False, False, "reward_beside"),
+    "reward_beside": (SCORED, False, False, None),
+    "reward_apart": (SCORED | REWARD_APART, False, False, "reward_beside"),
+    "rlhf_beside": (RLHF, False, False, None),
+    "rlhf_apart": (RLHF | REWARD_APART, False, False, "rlhf_beside"),
 }
 
 
@@ -92,11 +102,10 @@ def case_settings(case: str, args: argparse.Namespace) -> tuple[GRPOWork, int, d
     overrides, everywhere, more_prompts, _ = CASES[case]
     work: GRPOWork = replace(args.work, prompts=args.work.prompts * (args.gpus if more_prompts else 1))
     settings = dict(overrides)
-    if case.startswith("critic"):
+    if PPO.items() <= overrides.items():
         settings["critic.model.path"] = model_path(args.model)
-    if case.startswith("reward"):
+    if SCORED.items() <= overrides.items():
         settings |= {
-            "reward.reward_model.enable": True,
             "reward.reward_model.model_path": reward_model_path(args.model),
             "reward.reward_model.function_weight": 1.0,
             # It reads the tokens as they are: there are no conversations.

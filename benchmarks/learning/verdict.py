@@ -14,9 +14,12 @@ FIGURES = {
     "held_out_mean": "held-out accuracy, mean over the measured steps",
     "train_reward_mean": "score of training, mean over all steps",
 }
+SEEN = 0.1
+"""A difference that has to be seen, of figures between 0 and 1: seeds too few for that do not make sides alike."""
 RULE = (
     f"Two sides learn alike in a figure when the difference of their means over seeds is no larger than Student's quantile times "
-    f"its standard error (Welch, unequal variances), two-sided, at {CONFIDENCE:.0%} for all {len(FIGURES)} figures together."
+    f"its standard error (Welch, unequal variances), two-sided, at {CONFIDENCE:.0%} for all {len(FIGURES)} figures together. "
+    f"Where a difference of {SEEN:g} would be no larger than that either, it is undecided."
 )
 
 
@@ -59,8 +62,8 @@ def verdict(burnish: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]]) -
 
     Returns:
         ``{"figures": {name: {"burnish", "peer", "difference", "stderr", "within", "says"}}, "says"}``; ``says`` is ``alike``,
-        ``better`` or ``worse`` (burnish than the peer), or ``untested`` with one seed. Together it is ``worse`` where any
-        figure is, else ``better`` where any is.
+        ``better`` or ``worse`` (burnish than the peer), ``undecided`` (see `SEEN`), or ``untested`` with one seed. Together it is
+        ``worse`` where any figure is, else ``undecided``, else ``better`` where any is.
     """
     confidence = 1 - (1 - CONFIDENCE) / len(FIGURES)
     ours, theirs = [figures(run) for run in burnish], [figures(run) for run in peer]
@@ -75,7 +78,7 @@ def verdict(burnish: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]]) -
             "says": _says(test["difference"], test["within"]),
         }
     said = {each["says"] for each in found.values()}
-    together = next((word for word in ("untested", "worse", "better") if word in said), "alike")
+    together = next((word for word in ("untested", "worse", "undecided", "better") if word in said), "alike")
     return {"figures": found, "says": together}
 
 
@@ -85,5 +88,5 @@ def _says(difference: float | None, within: float | None) -> str:
         return "untested"
     # Equal values that were rounded on the way are equal.
     if abs(difference) <= within + 1e-12:
-        return "alike"
+        return "alike" if within < SEEN else "undecided"
     return "better" if difference > 0 else "worse"

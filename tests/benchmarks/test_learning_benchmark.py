@@ -184,14 +184,27 @@ def test_one_seed_decides_nothing():
     assert verdict([run(1, 0.1, 0.9)], [run(1, 0.1, 0.2)])["says"] == "untested"
 
 
-def test_sides_that_differ_by_noise_alone_are_called_alike_as_often_as_is_promised():
+def test_seeds_that_would_not_show_a_large_difference_decide_nothing():
+    few = [run(seed, 0.1, 0.4, 0.4 + seed / 50) for seed in (1, 2)]
+    said = verdict(few, few)
+    assert said["figures"]["after"]["within"] > 0.1
+    assert (said["figures"]["after"]["says"], said["says"]) == ("undecided", "undecided")
+    # What they do show counts.
+    assert verdict(few, [run(seed, 0.1, 0.4, 0.99, reward=0.9) for seed in (1, 2)])["says"] == "worse"
+    many = [run(seed, 0.1, 0.4, 0.4 + seed % 2 / 50) for seed in range(8)]
+    assert verdict(many, many)["says"] == "alike"
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.1])
+def test_sides_that_differ_by_noise_alone_are_told_apart_no_more_often_than_is_promised(spread):
     draw = random.Random(0)
 
     def side() -> list[dict]:
-        return [run(s, 0.1, draw.gauss(0.5, 0.1), draw.gauss(0.8, 0.1), reward=draw.gauss(0.5, 0.1)) for s in range(3)]
+        return [run(s, 0.1, *(draw.gauss(0.5, spread) for _ in "12"), reward=draw.gauss(0.5, spread)) for s in range(3)]
 
-    alike = sum(verdict(side(), side())["says"] == "alike" for _ in range(400))
-    assert alike / 400 >= CONFIDENCE - 0.02
+    said = [verdict(side(), side())["says"] for _ in range(400)]
+    assert sum(word in ("better", "worse") for word in said) / 400 <= 1 - CONFIDENCE + 0.02
+    assert said.count("alike") > 300 if spread == 0.01 else said.count("undecided") > 300
 
 
 def test_step_0_is_no_part_of_what_was_learnt():

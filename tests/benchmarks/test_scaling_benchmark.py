@@ -57,7 +57,8 @@ def test_every_case_is_a_configuration_that_loads():
     assert spec["sharded"] == {"global_pool": [2]}
     assert spec["critic_apart"] == {"global_pool": [1], "critic_pool": [1]}
     assert spec["critic_beside"] == {"global_pool": [1]}
-    assert spec["reward_apart"] == {"global_pool": [1], "reward_pool": [1]}
+    assert spec["reward_apart"] == spec["rlhf_apart"] == {"global_pool": [1], "reward_pool": [1]}
+    assert spec["rlhf_beside"] == {"global_pool": [1]}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def models_of_the_test(monkeypatch, tmp_path):
 @pytest.mark.timeout(1800)
 def test_cases_run_on_two_workers_of_a_cpu(capsys):
     small = ["--prompts", "2", "--samples", "2", "--prompt-length", "4", "--response-length", "4", "--repeats", "1"]
-    cases = ["one", "sharded", "critic_apart", "reward_apart"]
+    cases = ["one", "sharded", "critic_apart", "reward_apart", "rlhf_apart"]
     with pytest.raises(SystemExit) as ended:
         scaling.main(["--device", "cpu", "--json", *small, "--case", *cases])
     last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -77,4 +78,5 @@ def test_cases_run_on_two_workers_of_a_cpu(capsys):
     assert set(last["cases"]) == set(cases)
     assert "update_critic" in last["cases"]["critic_apart"]["stages"]
     assert "reward_model" in last["cases"]["reward_apart"]["stages"]
+    assert {"reward_model", "ref", "values", "update_critic"} <= last["cases"]["rlhf_apart"]["stages"].keys()
     assert last["cases"]["sharded"]["speedup"] > 0
