@@ -48,6 +48,7 @@ from benchmarks.grpo_work import CPU_WORK, GPU_WORK, GRPOWork  # noqa: E402
 from benchmarks.learning.sides import GPUMemory  # noqa: E402
 from benchmarks.models import model_path, word_tokenizer_path  # noqa: E402
 from benchmarks.peers.client import Peer  # noqa: E402
+from benchmarks.results import write_figures  # noqa: E402
 
 # Configuration of each variant by dotted key.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -309,6 +310,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--logs", type=Path, help="folder of the peer's log and results.jsonl (a temporary one)")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--out", type=Path, help="file for the JSON")
     work = parser.add_argument_group("instead of what the device's work says")
     names = ("prompts", "samples", "prompt_length", "response_length")
     for name in names:
@@ -348,6 +350,8 @@ def main() -> None:
     results = [result for name in args.model for result in measure_model(name, args.work, args)]
     if args.json:
         print(json.dumps(summary(results, args)))
+    if args.out is not None:
+        write_figures(args.out, {"name": args.out.stem, "device": args.device_name, "results": results})
     sys.stdout.flush()
 
 

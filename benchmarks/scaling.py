@@ -35,6 +35,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from burnish.utils import env
@@ -50,6 +51,7 @@ from benchmarks.grpo_burnish import run_steps  # noqa: E402
 from benchmarks.grpo_step import check_learning, check_step, parse_settings, places, spread, stage_medians  # noqa: E402
 from benchmarks.grpo_work import CPU_WORK, GPU_WORK, GRPOWork  # noqa: E402
 from benchmarks.models import cache_folder, model_path  # noqa: E402
+from benchmarks.results import write_figures  # noqa: E402
 from burnish.utils.errors import BurnishError  # noqa: E402
 
 ACTOR = "actor_rollout_ref.actor.fsdp_config."
@@ -190,6 +192,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration by dotted key, in YAML"
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each case, and one for all")
+    parser.add_argument("--out", type=Path, help="file for the JSON")
     for name in ("prompts", "samples", "prompt_length", "response_length"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="instead of what the device's work says")
     args = parser.parse_args(argv)
@@ -231,6 +234,9 @@ def main(argv: list[str] | None = None) -> None:
         versions = {"burnish": burnish.__version__, "torch": torch.__version__}
         facts = {"gpus": args.gpus, "device": args.device_name, "machine": machine(), "versions": versions}
         print(json.dumps({"name": "scaling", **facts, "cases": compared(results), "not_measured": failed}))
+    if args.out is not None:
+        given = {"set": args.set} if args.set else {}
+        write_figures(args.out, {"name": args.out.stem, **given, "cases": compared(results), "not_measured": failed})
     sys.exit(bool(failed))
 
 

@@ -176,6 +176,13 @@ def device(machine: str) -> str:
     return machine if gpu == "no GPU" else f"{gpu}, {torch}"
 
 
+def write_figures(path: Path, figures: dict[str, Any]) -> None:
+    """Writes what a benchmark without seeds has measured, with where and of what it ran (`place`)."""
+    text = json.dumps(_rounded(place() | figures), separators=(",", ":"), allow_nan=False) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def place() -> dict[str, Any]:
     """Where and with what this process runs: date, machine, commit, versions, the command line."""
     from benchmarks.demo import machine

@@ -1,11 +1,15 @@
 """The scaling benchmark compares like with like, and its cases are what they are called."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks import scaling
+from benchmarks.results import read_result
 from benchmarks.scaling import CASES, case_settings, compared, parse, table
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def result(case: str, gpus: int, seconds: float, tokens: int) -> dict:
@@ -36,6 +40,36 @@ def test_rates_are_compared_with_the_case_that_does_the_same():
     # What it would be compared with was not measured.
     assert "speedup" not in found["critic_apart"]
     assert "1.60" in table(results)
+
+
+def test_the_page_shows_every_figure_of_two_gpus_that_is_kept():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    kept = sorted((ROOT / "docs" / "results").glob("scaling-*.json"))
+    assert kept
+    for path in kept:
+        for figures in read_result(path)["cases"].values():
+            seconds = f"{figures['seconds']:.3f} ({figures['seconds_min']:.3f}, {figures['seconds_max']:.3f})"
+            over = f" | {figures['speedup']:.2f} |" if "speedup" in figures else ""
+            assert f"| {seconds}{over}" in page, (path.name, figures["case"])
+
+
+def test_the_page_shows_the_steps_beside_verl_that_are_kept():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs" / "results").glob("grpo_step-*.json")):
+        for found in read_result(path)["results"]:
+            assert f"{found['seconds']:.3f} ({found['seconds_min']:.3f}, {found['seconds_max']:.3f})" in page
+            peer = (found["peer_seconds"], found["peer_seconds_min"], found["peer_seconds_max"])
+            assert "{:.2f} ({:.2f}, {:.2f})".format(*peer) in page
+
+
+def test_figures_are_kept_with_where_they_are_from(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(scaling, "measure", lambda case, args: result(case, 1, 2.0, 1000))
+    out = tmp_path / "kept" / "scaling-here.json"
+    with pytest.raises(SystemExit):
+        scaling.main(["--device", "cpu", "--case", "one", "--out", str(out), "--set", "trainer.seed=2"])
+    kept = read_result(out)
+    assert (kept["name"], kept["set"], kept["cases"]["one"]["seconds"]) == ("scaling-here", {"trainer.seed": 2}, 2.0)
+    assert {"machine", "commit", "versions", "command", "date"} <= kept.keys()
 
 
 def test_every_case_is_a_configuration_that_loads():
