@@ -194,6 +194,7 @@ def test_the_command_passes_the_status_on(capsys):
         assert CliRunner().invoke(app, ["conformance", *arguments]).exit_code == status
 
 
+@pytest.mark.slow
 def test_it_needs_no_file_of_the_source_tree(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "burnish", "conformance", "--only", "token-sum", "--only", "k1", "--json"],

@@ -74,6 +74,7 @@ def test_the_demo_learns_for_every_seed_and_algorithm(tmp_path, seed, overrides)
     assert result["seconds"] < 120
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_cleanly(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "burnish", "demo", "--json", "--steps", "10000", *SMALL],

@@ -49,7 +49,7 @@ def test_local_and_ray_controllers_are_the_same_to_the_bit(tmp_path):
     ids=["even", "uneven"],
 )
 def test_two_ranks_learn_what_one_learns(tmp_path, batch):
-    common = ["trainer.total_training_steps=2", *batch]
+    common = ["trainer.total_training_steps=1", *batch]
     tiny_run(tmp_path / "one", *common)
     tiny_run(tmp_path / "two", *common, "trainer.controller=ray", "trainer.n_gpus_per_node=2")
     one, two = logged(tmp_path / "one"), logged(tmp_path / "two")

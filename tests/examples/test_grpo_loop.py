@@ -47,7 +47,7 @@ def test_accuracy_rises_by_thirty_points_in_six_steps() -> None:
 
 def test_one_seed_gives_one_run() -> None:
     def weights(seed: int) -> torch.Tensor:
-        loop = GRPO(Settings(steps=2, num_prompts=4, n=4, num_test=4, seed=seed))
+        loop = GRPO(Settings(steps=1, num_prompts=4, n=4, num_test=4, seed=seed))
         loop.fit()
         return torch.cat([parameter.detach().flatten() for parameter in loop.policy.parameters()])
 

@@ -59,6 +59,7 @@ def test_the_end_of_a_process_is_noticed(has_pidfd: bool, monkeypatch: pytest.Mo
     wait_for_end(process.pid)
 
 
+@pytest.mark.slow
 def test_an_engine_ends_with_the_process_that_started_it_also_while_it_starts() -> None:
     engine = (
         "import time; from burnish.rollout.vllm.launch import follow_starter\n"

@@ -221,12 +221,17 @@ def test_the_time_of_a_step_is_never_below_the_devices_ceilings(model):
 
 
 def test_of_a_critic_on_devices_of_its_own_a_step_waits_for_the_rest_of_its_work(model):
+    def asked(*overrides: str):
+        return config_of(model, "algorithm.adv_estimator=gae", f"critic.model.path={model}", *overrides)
+
+    # Wherever they are, and with a reference or without: the models are of one size.
+    kl = asked("actor_rollout_ref.actor.use_kl_loss=true")
+    reports = estimate_memory(kl, batch_plan(kl, 1), device="cuda", total_bytes=None)
+    models = {role: estimate for report in reports for role, estimate in report.models.items()}
+
     def time_of(*overrides: str):
-        config = config_of(model, "algorithm.adv_estimator=gae", f"critic.model.path={model}", *overrides)
-        plan = batch_plan(config, 1)
-        reports = estimate_memory(config, plan, device="cuda", total_bytes=None)
-        models = {role: model for report in reports for role, model in report.models.items()}
-        return estimate_step_time(config, plan, models, named_device("H100")).stages
+        config = asked(*overrides)
+        return estimate_step_time(config, batch_plan(config, 1), models, named_device("H100")).stages
 
     apart = ("critic.nnodes=1", "critic.n_gpus_per_node=1", "trainer.controller=ray")
     together, beside = time_of(), time_of(*apart)
