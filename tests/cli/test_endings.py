@@ -164,6 +164,7 @@ sys.exit(exit_status(waits))
     os.close(ready)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_any_more_what_it_and_its_reward_function_print(tmp_path):
     (tmp_path / "talks.py").write_text("def compute_score(**row):\n    print(row)\n    return 1.0")
     function = ("reward.num_workers=1", f"reward.custom_reward_function.path={tmp_path / 'talks.py'}")

@@ -24,6 +24,7 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_differs(tmp_path)
     assert first != other
 
 
+@pytest.mark.slow
 def test_local_and_ray_controllers_are_the_same_to_the_bit(tmp_path):
     kl = "actor_rollout_ref.actor.use_kl_loss=true"
     common = ["trainer.total_training_steps=2", "algorithm.adv_estimator=gae", kl]

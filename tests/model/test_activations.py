@@ -74,6 +74,7 @@ def test_compiled_blocks_compute_the_same_and_share_what_is_compiled() -> None:
     assert not torch._dynamo.utils.counters["recompiles"]
 
 
+@pytest.mark.slow
 def test_blocks_compile_in_a_process_that_has_looked_for_pip() -> None:
     code = (
         "from importlib.util import find_spec; from torch.nn import Tanh;"

@@ -310,6 +310,7 @@ class Standing(StandaloneRollout):
         return []
 
 
+@pytest.mark.slow
 def test_a_standalone_engine_that_hangs_in_a_step_is_ended_and_one_that_makes_steps_is_not() -> None:
     engine = EngineProcess(Standing, 40, timeout=20.0)
     engine._timeout = engine._watch._timeout = 1.0
