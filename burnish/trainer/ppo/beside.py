@@ -2,11 +2,22 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+PASSES = ("_compute_old_log_prob", "_old_log_prob_pass", "_compute_ref_log_prob", "_compute_values")
+UNTIL_SCORES = ("_collect", "_generate", "_score_by_model", "_compute_reward", "_filter_groups", *PASSES)
+UPDATES = ("_update_critic", "_update_actor")
+"""Stages of the trainer beside which others may be done: passes, all that comes before scores are read, updates."""
+
+
+def are_of(trainer_class: type, trainer: object, stages: Sequence[str]) -> bool:
+    """Whether nobody has put another method in the place of one of ``stages``. Such a stage may do anything with the batch,
+    and has to find it as it is when it is its turn, so nothing may be done beside it."""
+    return all(getattr(getattr(trainer, name), "__func__", None) is getattr(trainer_class, name) for name in stages)
 
 
 class Beside(Generic[T]):

@@ -22,7 +22,7 @@ from burnish.trainer.loop import TrainingLoop
 from burnish.trainer.ppo.advantage_stage import advantages_of
 from burnish.trainer.ppo.balance import on_balanced_ranks
 from burnish.trainer.ppo.baselines import add_reward_baselines, one_row_per_prompt
-from burnish.trainer.ppo.beside import Beside
+from burnish.trainer.ppo.beside import PASSES, UNTIL_SCORES, UPDATES, Beside, are_of
 from burnish.trainer.ppo.dataloaders import create_dataloaders
 from burnish.trainer.ppo.dynamic_sampling import DynamicSampling
 from burnish.trainer.ppo.metrics import compute_rollout_difference
@@ -45,10 +45,6 @@ from burnish.trainer.ppo.updates import Passes, SkippedUpdates, joined, kept_on_
 from burnish.trainer.ppo.validation import run_validation
 from burnish.utils.errors import ConfigError
 from burnish.utils.timing import marked_timer
-
-_PASSES = ("_compute_old_log_prob", "_old_log_prob_pass", "_compute_ref_log_prob", "_compute_values")
-_UNTIL_SCORES = ("_collect", "_generate", "_score_by_model", "_compute_reward", "_filter_groups", *_PASSES)
-"""The stages until the scores are read."""
 
 
 class RayPPOTrainer(TrainingLoop):
@@ -276,7 +272,9 @@ class RayPPOTrainer(TrainingLoop):
         there are any, and none of what comes before them reads a score."""
         has_passes = self.needs_old_log_probs or self.use_reference_policy or self.use_critic
         reads_scores = self.filters_groups or self.use_greedy_baseline
-        return self.reward_model_is_apart and has_passes and not reads_scores and self._are_ours(*_UNTIL_SCORES)
+        return (
+            self.reward_model_is_apart and has_passes and not reads_scores and are_of(RayPPOTrainer, self, UNTIL_SCORES)
+        )
 
     @stage("reward_model", when="use_reward_model")
     def _score_by_model(self, batch: DataProto) -> DataProto:
@@ -327,7 +325,7 @@ class RayPPOTrainer(TrainingLoop):
 
     def _begin_values(self, batch: DataProto) -> None:
         """On devices of its own the critic needs not wait for the passes of the policy and the reference."""
-        if self.critic_is_apart and self._are_ours(*_PASSES):
+        if self.critic_is_apart and are_of(RayPPOTrainer, self, PASSES):
             # A batch of its own, for the stages until then add to this one.
             values = partial(self._forward, "critic", self.critic_wg, "compute_values", batch.select())
             self.critic_values = Beside(values, "critic-values")
@@ -338,11 +336,6 @@ class RayPPOTrainer(TrainingLoop):
         if self.critic_values is None:
             return batch.union(self._forward("critic", self.critic_wg, "compute_values", batch))
         return batch.union(self._wait_for("values", self.critic_values))
-
-    def _are_ours(self, *stages: str) -> bool:
-        """Whether nobody has put another method in the place of one of ``stages``. Such a stage may do anything with the
-        batch, and has to find it as it is when it is its turn, so nothing may be done beside it."""
-        return all(getattr(getattr(self, name), "__func__", None) is getattr(RayPPOTrainer, name) for name in stages)
 
     def _wait_for(self, name: str, beside: Beside) -> Any:
         """What was done beside other stages; its own seconds are ``timing_s/<name>_beside``."""
@@ -371,7 +364,7 @@ class RayPPOTrainer(TrainingLoop):
 
     def _update_models(self, batch: DataProto) -> None:
         """Critic, then policy; both at once where the critic has devices of its own."""
-        if self.critic_is_apart and self._are_ours("_update_critic", "_update_actor"):
+        if self.critic_is_apart and are_of(RayPPOTrainer, self, UPDATES):
             self.critic_passes = Beside(partial(self._critic_passes, batch.select()), "critic-update")
             self._update_actor(batch)
             self._update_critic(batch)
