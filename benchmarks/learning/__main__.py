@@ -3,12 +3,14 @@
     python -m benchmarks.learning --peer trl --seeds 1 2 3 --json                  # CPU: the tiny model; GPU: SmolLM2
     python -m benchmarks.learning --peer verl --seeds 1 --out docs/results --add   # a GPU; seeds add up over several calls
     python -m benchmarks.learning --peer trl --task smollm2 --out docs/results --show      # the tables of what is kept there
+    python -m benchmarks.learning --peer variant --peer-set actor_rollout_ref.rollout.name=vllm    # burnish beside itself
     python -m benchmarks.learning --map                                            # each setting in the words of all sides
 
 Both sides get the same prompts in the same order, sample as many responses to each, and make as many updates by the same loss
 with the same optimizer: `benchmarks.learning.work.settings` has the map. Every run is a process of its own, one at a time (or
 ``--at-once`` several, where nothing but what is learnt counts): ``burnish train`` with its defaults wherever nothing is
-compared, TRL's or verl's trainer in the Python of its own environment.
+compared, TRL's or verl's trainer in the Python of its own environment. ``--peer variant`` compares burnish with itself, other
+settings given to one side by ``--peer-set``: what does one of them change in what is learnt?
 Held-out accuracy is measured by ``burnish eval``, greedy, on the models that each side saved, so one program measures both.
 Whether the sides learn alike is decided by a test that is written down beforehand (`benchmarks.learning.verdict`).
 
@@ -271,7 +273,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--peer", choices=["trl", "verl"], default="trl", help="verl needs a GPU")
+    parser.add_argument(
+        "--peer",
+        choices=["trl", "verl", "variant"],
+        default="trl",
+        help="verl needs a GPU; variant is burnish with what --peer-set gives",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--task", choices=TASKS, default="smollm2" if on_gpu else "tiny")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if on_gpu else "cpu")
@@ -319,6 +326,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args.name = args.name or (args.task if args.peer_engine == "vllm" else f"{args.task}-generate")
     if args.peer == "verl" and args.peer_engine != "vllm":
         parser.error("verl samples with vLLM: --peer-engine hf is for --peer trl.")
+    if args.peer == "variant" and not args.peer_set and not (args.map or args.show):
+        parser.error("a variant is burnish with other settings, and none are given: add --peer-set KEY=VALUE.")
     if args.peer == "verl" and args.device == "cpu" and not (args.map or args.show):
         parser.error(
             "verl has no training engine and no rollout for a CPU (docs/comparison.md): --peer verl needs a GPU."

@@ -16,7 +16,9 @@ from benchmarks.peers.client import PeerError, interpreter
 from benchmarks.results import Run, read_run
 from burnish.utils import env
 
-SIDES = ("burnish", "trl", "verl")
+SIDES = ("burnish", "variant", "trl", "verl")
+"""A variant is burnish with more of its configuration given."""
+OURS = ("burnish", "variant")
 _EVALUATES = threading.Lock()
 """Programs may run at once, but this one evaluates one model at a time."""
 _USED = "status, KiB, seconds of CPU: "
@@ -39,9 +41,9 @@ def learn(side: str, work: LearningWork, folder: Path) -> Run:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = burnish_command(work, folder) if side == "burnish" else peer_command(side, work, folder)
+    command = burnish_command(side, work, folder) if side in OURS else peer_command(side, work, folder)
     memory = execute(command, folder / "log.txt", work.device)
-    run = burnish_run(folder) if side == "burnish" else peer_run(work, folder)
+    run = burnish_run(folder) if side in OURS else peer_run(work, folder)
     if side == "verl":
         # Its work is done by Ray's processes, which nobody's seconds count.
         del memory["cpu_seconds"]
@@ -54,8 +56,8 @@ def learn(side: str, work: LearningWork, folder: Path) -> Run:
     return {**run, "before": measured[0], "after": measured[work.steps]}
 
 
-def burnish_command(work: LearningWork, folder: Path) -> list[str]:
-    """``burnish train`` on the work."""
+def burnish_command(side: str, work: LearningWork, folder: Path) -> list[str]:
+    """``burnish train`` on the work; a variant takes what was given for the peer."""
     module, _, function = work.reward.partition(":")
     spec = find_spec(module)
     assert spec is not None
@@ -77,7 +79,8 @@ def burnish_command(work: LearningWork, folder: Path) -> list[str]:
     }
     if work.device == "cuda":
         own["actor_rollout_ref.rollout.gpu_memory_utilization"] = work.engine_memory
-    return [sys.executable, "-m", "burnish", "train", *words(own | merged(work, "burnish"))]
+    given = work.peer_settings if side == "variant" else {}
+    return [sys.executable, "-m", "burnish", "train", *words(own | merged(work, "burnish") | given)]
 
 
 def peer_command(side: str, work: LearningWork, folder: Path) -> list[str]:
@@ -179,7 +182,7 @@ def peer_run(work: LearningWork, folder: Path) -> Run:
 
 def model_folder(side: str, folder: Path, step: int) -> Path:
     """Where a side left the model of a step, in Hugging Face's format."""
-    return folder / "run" / f"global_step_{step}" / "actor" if side == "burnish" else folder / f"step_{step}"
+    return folder / "run" / f"global_step_{step}" / "actor" if side in OURS else folder / f"step_{step}"
 
 
 def accuracy(model: str, work: LearningWork) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -383,6 +384,19 @@ def test_seconds_of_the_clock_are_told_only_of_runs_that_were_alone(compare, cap
     assert "| seconds of CPU of the whole program | 20 | 20 | 1.00 |" in told
 
 
+def test_a_variant_is_burnish_with_what_was_given_for_the_peer_and_nothing_else(tmp_path):
+    given = work(peer_settings={"data.shuffle": True, "actor_rollout_ref.rollout.top_k": 5})
+    plain, variant = (sides.burnish_command(side, given, tmp_path) for side in sides.OURS)
+    assert set(variant) - set(plain) == {"data.shuffle=true", "actor_rollout_ref.rollout.top_k=5"}
+    assert set(plain) - set(variant) == {"data.shuffle=false", "actor_rollout_ref.rollout.top_k=-1"}
+
+
+def test_a_variant_needs_something_in_which_it_differs(capsys):
+    with pytest.raises(SystemExit):
+        learning.parse(["--peer", "variant", "--device", "cpu"])
+    assert "none are given: add --peer-set" in capsys.readouterr().err
+
+
 def test_verl_is_refused_on_a_cpu_before_anything_runs(capsys):
     with pytest.raises(SystemExit):
         learning.parse(["--peer", "verl", "--device", "cpu"])
@@ -575,6 +589,15 @@ def test_burnish_learns_and_is_measured(tmp_path):
     assert (found["seed"], found["steps"], len(found["train_reward"]), len(found["prompt_tokens"])) == (7, 3, 3, 3)
     assert found["process_gib"] > 0.1
     assert not list((tmp_path / "burnish").rglob("*.safetensors"))
+    # The same seed, and a setting that changes nothing; then one that does.
+    same, other = (
+        sides.learn("variant", replace(given, peer_settings=settings), tmp_path / "variant")
+        for settings in ({"trainer.logger": ["file"]}, {"actor_rollout_ref.actor.optim.lr": 0.0})
+    )
+    assert same["train_reward"] == found["train_reward"]
+    assert (same["before"], same["after"]) == (found["before"], found["after"])
+    assert other["train_reward"][0] == found["train_reward"][0]
+    assert other["after"] == other["before"]
 
 
 @pytest.mark.slow
