@@ -20,6 +20,7 @@ one update of the whole batch:
     reward_beside        GRPO with a reward model in the policy's worker
     reward_apart         the reward model on the second GPU
     rlhf_beside          PPO with a critic, a KL to a reference in the loss, and a reward model, all in the policy's worker
+    rlhf_ray             the same, the worker a process of Ray's
     rlhf_apart           the reward model on the second GPU
 
 ``speedup`` is the rate (response tokens a second) over that of the case which it is compared with, ``efficiency`` that over
@@ -81,6 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, bool, str | None]] = {
     "reward_beside": (SCORED, False, False, None),
     "reward_apart": (SCORED | REWARD_APART, False, False, "reward_beside"),
     "rlhf_beside": (RLHF, False, False, None),
+    "rlhf_ray": (RLHF | {"trainer.controller": "ray"}, False, False, "rlhf_beside"),
     "rlhf_apart": (RLHF | REWARD_APART, False, False, "rlhf_beside"),
 }
 

@@ -92,7 +92,7 @@ def test_every_case_is_a_configuration_that_loads():
     assert spec["critic_apart"] == {"global_pool": [1], "critic_pool": [1]}
     assert spec["critic_beside"] == {"global_pool": [1]}
     assert spec["reward_apart"] == spec["rlhf_apart"] == {"global_pool": [1], "reward_pool": [1]}
-    assert spec["rlhf_beside"] == {"global_pool": [1]}
+    assert spec["rlhf_beside"] == spec["rlhf_ray"] == {"global_pool": [1]}
 
 
 @pytest.fixture(autouse=True)
