@@ -105,10 +105,9 @@ def test_a_signal_ends_a_run_with_a_sentence_and_its_status(tmp_path, number, st
     assert "Traceback" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Terminals of other systems are closed otherwise.")
-@pytest.mark.parametrize(
-    "by", ["system", pytest.param("nohup", marks=pytest.mark.slow), pytest.param("disown", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("by", ["system", "nohup", "disown"])
 def test_a_run_whose_terminal_is_closed_saves_and_ends_unless_it_is_not_to_hear_of_it(tmp_path, by):
     terminal, of_run = pty.openpty()
 
@@ -178,6 +177,7 @@ def test_a_run_goes_on_when_nobody_reads_any_more_what_it_and_its_reward_functio
     assert logged_steps(tmp_path) == 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_ends_the_reader_too_lets_the_run_save(tmp_path):
     """As in `burnish train | tee log`."""
     run = start_run(tmp_path)
