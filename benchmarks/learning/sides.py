@@ -16,9 +16,8 @@ from benchmarks.peers.client import PeerError, interpreter
 from benchmarks.results import Run, read_run
 from burnish.utils import env
 
-SIDES = ("burnish", "variant", "trl", "verl")
-"""A variant is burnish with more of its configuration given."""
 OURS = ("burnish", "variant")
+"""A variant is burnish with more of its configuration given."""
 _EVALUATES = threading.Lock()
 """Programs may run at once, but this one evaluates one model at a time."""
 _USED = "status, KiB, seconds of CPU: "
