@@ -33,6 +33,8 @@ def load(path: str, dtype: str, device: str) -> Any:
 def run(model: Any, work: protocol.Work) -> dict[str, Any]:
     """Seconds of all calls of ``generate`` on batches of ``work["batch_size"]`` responses, in their order."""
     torch.manual_seed(work["seed"])
+    if "eos_token_ids" in work:
+        return draw(model, work)
     prompts = [ids for ids in work["prompts"] for _ in range(work["n"])]
     lengths = work["max_new_tokens"]
     size = work["batch_size"]
@@ -42,6 +44,41 @@ def run(model: Any, work: protocol.Work) -> dict[str, Any]:
         total += generate(model, prompts[first : first + size], lengths[first : first + size])
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "tokens": sum(lengths), "mean_log_prob": total / sum(lengths)}
+
+
+@torch.no_grad()
+def draw(model: Any, work: protocol.Work) -> dict[str, Any]:
+    """Responses that end as the model has them end; the prompts of one length share calls."""
+    begin = time.perf_counter()
+    ends, most = work["eos_token_ids"], max(work["max_new_tokens"])
+    rows = [ids for ids in work["prompts"] for _ in range(work["n"])]
+    responses: list[list[int]] = [[] for _ in rows]
+    by_length: dict[int, list[int]] = {}
+    for row, ids in enumerate(rows):
+        by_length.setdefault(len(ids), []).append(row)
+    for length, members in by_length.items():
+        for first in range(0, len(members), work["batch_size"]):
+            batch = members[first : first + work["batch_size"]]
+            input_ids = torch.tensor([rows[row] for row in batch], device=model.device)
+            sequences = model.generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                generation_config=GenerationConfig(
+                    max_new_tokens=most,
+                    do_sample=True,
+                    temperature=work.get("temperature", 1.0),
+                    top_k=0,
+                    top_p=1.0,
+                    pad_token_id=ends[0],
+                    eos_token_id=ends,
+                    use_cache=True,
+                ),
+            )
+            for row, drawn in zip(batch, sequences[:, length:].tolist(), strict=True):
+                last = next((place for place, token in enumerate(drawn) if token in ends), len(drawn) - 1)
+                responses[row] = drawn[: last + 1]
+    tokens = sum(map(len, responses))
+    return {"seconds": time.perf_counter() - begin, "tokens": tokens, "responses": responses}
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ take turns: only one of them computes at any time.
 1. the benchmark starts ``python -m benchmarks.peers.NAME SETTINGS`` with the settings as JSON;
 2. the peer answers ``{"ready": true, ...}`` when its engine stands;
 3. to each `work` it answers ``{"seconds": ..., "tokens": ..., "mean_log_prob": ...}``, or ``{"error": ...}``;
+   where a work has ``eos_token_ids``, responses end at those, and the answer has ``responses`` (token ids) for the last of these;
 4. it ends when its stdin does.
 """
 

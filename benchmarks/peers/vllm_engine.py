@@ -49,6 +49,8 @@ def run(engine: Any, work: protocol.Work) -> dict[str, Any]:
     """Seconds of one call of ``generate``."""
     import vllm
 
+    if "eos_token_ids" in work:
+        return draw(engine, work)
     n = work["n"]
     lengths = work["max_new_tokens"]
     prompts = [{"prompt_token_ids": ids} for ids in work["prompts"]]
@@ -81,6 +83,25 @@ def run(engine: Any, work: protocol.Work) -> dict[str, Any]:
         for token, entry in zip(response.token_ids, response.logprobs, strict=True)
     ]
     return {"seconds": seconds, "tokens": len(log_probs), "mean_log_prob": sum(log_probs) / len(log_probs)}
+
+
+def draw(engine: Any, work: protocol.Work) -> dict[str, Any]:
+    """Responses that end as the model has them end."""
+    import vllm
+
+    sampling = vllm.SamplingParams(
+        n=work["n"],
+        temperature=work.get("temperature", 1.0),
+        max_tokens=max(work["max_new_tokens"]),
+        stop_token_ids=work["eos_token_ids"],
+        ignore_eos=True,
+        detokenize=False,
+    )
+    begin = time.perf_counter()
+    outputs = engine.generate([{"prompt_token_ids": ids} for ids in work["prompts"]], sampling, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    responses = [list(response.token_ids) for output in outputs for response in output.outputs]
+    return {"seconds": seconds, "tokens": sum(map(len, responses)), "responses": responses}
 
 
 def graph_sizes(largest: int) -> list[int]:
