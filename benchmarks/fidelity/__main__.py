@@ -2,7 +2,8 @@
 
     python -m benchmarks.fidelity --json                                    # SmolLM2 on chain sums; a GPU: bfloat16
     python -m benchmarks.fidelity --model smollm2 runs/mine/global_step_40/actor --engines native hf vllm
-    python -m benchmarks.fidelity --task tiny --prompts 64 --samples 16     # a CPU, a minute
+    python -m benchmarks.fidelity --task tiny --samples 64                  # a CPU, a minute
+    python -m benchmarks.fidelity --show docs/results/fidelity-h200.json    # the tables of a file that --out wrote
 
 Samples: every engine answers the same prompts at temperature 1, each with its own sampler and random numbers (burnish's native
 one, transformers' ``generate``, vLLM). Told are the share of right answers, and the mean of -log p(token) - entropy under
@@ -46,7 +47,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         max_tokens=task["response_length"],
         reward=task["reward"],
     )
-    print(f"{name}: {len(questions.prompts)} prompts x {questions.samples} samples", flush=True)
+    print(f"{label(name)}: {len(questions.prompts)} prompts x {questions.samples} samples", flush=True)
     exact = sampling.exact_model(model, args.device)
     drawn: dict[str, tuple[Responses, torch.Tensor]] = {}
     samples = {}
@@ -60,11 +61,17 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         }
         print(sample_line(key, samples[key]), flush=True)
     del exact
-    found: dict[str, Any] = {"model": name, "samples": samples}
+    found: dict[str, Any] = {"model": label(name), "prompts": len(questions.prompts), "samples": samples}
     if args.gradient_prompts:
         source = next((key for key in drawn if key.startswith("hf")), next(iter(drawn)))
         found |= {"rows_of": source, "gradients": measure_gradients(model, questions, *drawn[source], args)}
     return found
+
+
+def label(name: str) -> str:
+    """A model in figures: its name, its folder's, or the step that a run kept it after."""
+    step = next((part.rpartition("_")[2] for part in Path(name).parts if part.startswith("global_step_")), None)
+    return Path(name).name if step is None else f"after step {step}"
 
 
 def engines(model: str, args: argparse.Namespace) -> dict[str, sampling.Engine]:
@@ -125,6 +132,27 @@ def gradient_line(key: str, one: dict[str, Any]) -> str:
     )
 
 
+def tables(result: dict[str, Any]) -> str:
+    """Samples and gradients of all models in Markdown."""
+    lines = [
+        "| model | engine | right answers, % | tokens a response | surprise - entropy, nats a token |",
+        "|---|---|---|---|---|",
+    ]
+    for found in result["models"]:
+        for engine, one in found["samples"].items():
+            lines.append(
+                f"| {found['model']} | {engine} | {100 * one['right']:.2f} ({100 * one['right_error']:.2f}) | "
+                f"{one['tokens']:.2f} | {one['surprise']:+.4f} ({one['surprise_error']:.4f}) |"
+            )
+    lines += ["", "| model | gradient by | cosine | length | along the exact one |", "|---|---|---|---|---|"]
+    for found in result["models"]:
+        for side, one in found.get("gradients", {"sides": {}})["sides"].items():
+            lines.append(
+                f"| {found['model']} | {side} | {one['cosine']:.5f} | {one['length']:.4f} | {one['along']:.4f} |"
+            )
+    return "\n".join(lines)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     on_gpu = torch.cuda.is_available()
@@ -147,6 +175,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine-memory", type=float, default=0.3, help="share of the GPU for the native engine")
     parser.add_argument("--logs", type=Path, help="folder of the peers' logs (a temporary one)")
     parser.add_argument("--out", type=Path, help="file of the figures")
+    parser.add_argument("--show", type=Path, help="run nothing, print the tables of this file")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     if args.samples < TASKS[args.task]["samples"] and args.gradient_prompts:
@@ -156,6 +185,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         )
     args.model = args.model or [TASKS[args.task]["model"]]
     args.dtypes = args.dtypes or (["bfloat16", "float32"] if on_gpu else ["float32"])
+    if args.show is not None:
+        return args
     args.logs = args.logs or Path(tempfile.mkdtemp(prefix="burnish-fidelity-"))
     args.logs.mkdir(parents=True, exist_ok=True)
     return args
@@ -164,15 +195,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measures, prints."""
     args = parse()
+    if args.show is not None:
+        print(tables(json.loads(args.show.read_text(encoding="utf-8"))))
+        return
     print(f"{machine()}; logs in {args.logs}", flush=True)
     models = []
     for name in args.model:
         models.append(measure(name, args))
-        result = {**place(), "task": args.task, "models": models}
+        result = {"task": args.task, "models": models}
         if args.out is not None:
             write_figures(args.out, result)
+    print(tables(result))
     if args.json:
-        print(json.dumps(result, separators=(",", ":")))
+        print(json.dumps(place() | result, separators=(",", ":")))
     sys.stdout.flush()
 
 
