@@ -49,7 +49,7 @@ def test_memory_that_the_process_keeps_is_counted_too():
     subprocess.run([sys.executable, "-c", KEEPING], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("flags", [pytest.param([], marks=pytest.mark.slow), ["--json"]])
 def test_it_prints_a_table_or_json(flags, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*ARGUMENTS, *flags])
     advantages.main()

@@ -127,7 +127,7 @@ def writes():
 }
 
 
-@pytest.mark.parametrize("command", WRITES)
+@pytest.mark.parametrize("command", [pytest.param("export", marks=pytest.mark.slow), "smollm2"])
 def test_what_writes_a_model_takes_away_what_it_has_begun_when_an_import_is_interrupted(tmp_path, command):
     (tmp_path / "imports.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
     start = "import sys\nfrom pathlib import Path\nfrom burnish.trainer.ending import exit_status\n"

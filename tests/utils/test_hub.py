@@ -302,7 +302,13 @@ print(len(load_tokenizer("org/model")), load_config("org/model").model_type)
 """
 
 
-@pytest.mark.parametrize("first", ['hub.check_model("org/model", weights=False)', 'load_config("org/model")'])
+@pytest.mark.parametrize(
+    "first",
+    [
+        'hub.check_model("org/model", weights=False)',
+        pytest.param('load_config("org/model")', marks=pytest.mark.slow),
+    ],
+)
 def test_a_copy_loads_with_one_request_to_a_hub_that_is_down(served, tmp_path, first):
     """Workers of other machines than the driver's load without having asked before."""
     served.status = 503
