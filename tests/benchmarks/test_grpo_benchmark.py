@@ -59,6 +59,7 @@ def run(monkeypatch, capfd, tiny_model_path, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_every_variant_is_measured_with_its_stages_and_the_last_line_is_json(run):
     result = json.loads(run("--json")[-1])
     assert result["ratio"] is None

@@ -32,6 +32,7 @@ _names: dict[str, Any] = {}
 exec(ENGINE, _names)
 
 
+@pytest.mark.slow
 class TestTheEngineOfThePage(RolloutContract):
     engine_cls = _names["NaiveRollout"]
 

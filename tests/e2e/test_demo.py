@@ -100,7 +100,8 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path):
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(result["steps"] + 1))
 
 
-def test_the_python_call_trains_with_rows_and_a_function(tmp_path):
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "alone"])
+def test_the_python_call_trains_with_rows_and_a_function(tmp_path, alone):
     script = f"""
 import burnish
 rows = [{{"prompt": f"{{a}}+{{b}}=", "ground_truth": str(a + b)}} for a in range(20, 40) for b in range(20, 40)]
@@ -116,6 +117,10 @@ assert len(run.curve("critic/score/mean")) == 3
 assert run.metrics["training/global_step"] == 3
 print(run.run_dir)
 """
+    if not alone:
+        # As typed into a Python that has imported burnish already.
+        exec(script, {"__name__": "__main__"})
+        return
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(tmp_path / "run")

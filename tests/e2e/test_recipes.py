@@ -14,7 +14,7 @@ from burnish.trainer.main_ppo import run_ppo
 from burnish.workers import losses
 from tests.e2e.runs import TINY, logged
 
-STEPS = 3
+STEPS = 2
 # Recipe: estimator, loss, and a metric that tells what is special about it, where there is one.
 EXPECTED = {
     "ppo": ("gae", "vanilla", "critic/vf_loss"),
@@ -48,7 +48,7 @@ NOT_OF_AN_ALGORITHM = {"demo", "ppo_trainer"}
 
 
 def train(recipe: str, tmp_path: Path):
-    """Three steps of the recipe on the tiny model, of two updates where it leaves that open; returns the configuration.
+    """Two steps of the recipe on the tiny model, of two updates where it leaves that open; returns the configuration.
 
     The recipe is used as a file of the user's own, since keys of burnish's recipes are never listed as unread.
     """

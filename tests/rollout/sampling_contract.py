@@ -273,8 +273,10 @@ class SamplingContract(RolloutContract):
             assert len(response.token_ids) > min_new_tokens or response.finish_reason == "length"
         assert {r.finish_reason for r in responses} == ({"length"} if min_new_tokens == 12 else {"stop"})
 
-    @pytest.mark.parametrize("min_new_tokens", [0, 6])
-    @pytest.mark.parametrize("stops", [("ab",), ("</a>", "\n\n", "c"), ("é",), ("bab", " b", "never here")])
+    @pytest.mark.parametrize(
+        ("stops", "min_new_tokens"),
+        [(("ab",), 0), (("</a>", "\n\n", "c"), 0), (("é",), 0), (("bab", " b", "never here"), 6)],
+    )
     def test_a_response_ends_with_the_token_that_completes_a_stop_string(
         self, stops: tuple[str, ...], min_new_tokens: int
     ) -> None:

@@ -75,6 +75,7 @@ def test_a_stage_that_takes_too_long_names_who_did_not_answer(start):
     wait_until_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_call_that_was_not_waited_for_fails_where_its_result_is_needed(start):
     failing, waiting = start(1), start(1, EveryMode)
     future = failing.fail_later(numbers(2))

@@ -245,7 +245,7 @@ class Clock:
         return 0 if self.now > 400 else None
 
 
-@pytest.mark.parametrize("is_alive", [True, False])
+@pytest.mark.parametrize("is_alive", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_training_whose_heartbeat_finds_no_room_on_the_disk_is_not_taken_for_silent(tmp_path, monkeypatch, is_alive):
     file, ended = tmp_path / "heartbeat.json", []
     file.write_text(json.dumps({"time": 0.0, "pid": 7, "stage": "gen"}))

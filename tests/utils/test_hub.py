@@ -197,7 +197,7 @@ def served():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.requests, server.status, server.headers, server.over = [], None, {}, threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
     server.over.set()
     server.shutdown()

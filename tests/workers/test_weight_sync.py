@@ -224,7 +224,7 @@ def test_the_reference_is_the_actor_without_its_adapters(tiny_model_path: str, t
     assert torch.equal(resumed.compute_log_prob(batch).tensors["old_log_probs"], own)
 
 
-@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("copy", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_with_a_rate_of_zero_the_gap_to_the_rollout_stays_what_it_is(tiny_model_path: str, copy: bool) -> None:
     """If it grew although no weight moves, the rollout would be reading something else than the policy."""
     dtype = ["rollout.dtype=bfloat16"] if copy else []
