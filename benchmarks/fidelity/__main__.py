@@ -82,7 +82,7 @@ def engines(model: str, args: argparse.Namespace) -> dict[str, sampling.Engine]:
             found[f"{name} {dtype}"] = (
                 sampling.native(model, dtype, args.device, memory=args.engine_memory)
                 if name == "native"
-                else sampling.peer(name, model, dtype, args.device, args.logs)
+                else sampling.peer(name, model, dtype, args.device, args.logs, memory=args.engine_memory)
             )
     return found
 
@@ -172,7 +172,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=128 if on_gpu else 16, help="of each prompt")
     parser.add_argument("--read-every", type=int, default=4, help="so many responses to one that is read in float32")
     parser.add_argument("--gradient-prompts", type=int, default=512 if on_gpu else 64, help="0: no gradients")
-    parser.add_argument("--engine-memory", type=float, default=0.3, help="share of the GPU for the native engine")
+    parser.add_argument("--engine-memory", type=float, default=0.3, help="share of the GPU for what samples")
     parser.add_argument("--logs", type=Path, help="folder of the peers' logs (a temporary one)")
     parser.add_argument("--out", type=Path, help="file of the figures")
     parser.add_argument("--show", type=Path, help="run nothing, print the tables of this file")

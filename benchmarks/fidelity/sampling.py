@@ -21,6 +21,7 @@ Responses = list[list[int]]
 
 _BATCH = 512
 _HF_BATCH = 4096
+_CPU_CACHE_GIB = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ Engine = Callable[[Questions], Responses]
 
 
 def native(model: str, dtype: str, device: str, *, temperature: float = 1.0, memory: float = 0.3) -> Engine:
-    """burnish's engine on the weights of its training engine."""
+    """burnish's engine on the weights of its training engine; another ``temperature`` is for tests."""
 
     def ask(questions: Questions) -> Responses:
         engine = Native(
@@ -93,7 +94,7 @@ def native(model: str, dtype: str, device: str, *, temperature: float = 1.0, mem
     return ask
 
 
-def peer(name: str, model: str, dtype: str, device: str, logs: Path, *, temperature: float = 1.0) -> Engine:
+def peer(name: str, model: str, dtype: str, device: str, logs: Path, *, memory: float = 0.3) -> Engine:
     """transformers' ``generate`` or vLLM, with its own sampler and random numbers."""
 
     def ask(questions: Questions) -> Responses:
@@ -103,7 +104,7 @@ def peer(name: str, model: str, dtype: str, device: str, logs: Path, *, temperat
             "device": device,
             "max_num_seqs": 1024,
             "max_model_len": questions.max_model_len,
-            "memory": 0.3 if device == "cuda" else 4,
+            "memory": memory if device == "cuda" else _CPU_CACHE_GIB,
         }
         work = {
             "prompts": questions.prompts,
@@ -112,7 +113,6 @@ def peer(name: str, model: str, dtype: str, device: str, logs: Path, *, temperat
             "seed": 0,
             "batch_size": _HF_BATCH if device == "cuda" else 64,
             "eos_token_ids": questions.ends,
-            "temperature": temperature,
         }
         with Peer(name, settings, logs / f"{name}-{dtype}.log") as running:
             answer = running.run(work)

@@ -66,7 +66,7 @@ def draw(model: Any, work: protocol.Work) -> dict[str, Any]:
                 generation_config=GenerationConfig(
                     max_new_tokens=most,
                     do_sample=True,
-                    temperature=work.get("temperature", 1.0),
+                    temperature=1.0,
                     top_k=0,
                     top_p=1.0,
                     pad_token_id=ends[0],

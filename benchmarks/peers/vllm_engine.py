@@ -91,7 +91,7 @@ def draw(engine: Any, work: protocol.Work) -> dict[str, Any]:
 
     sampling = vllm.SamplingParams(
         n=work["n"],
-        temperature=work.get("temperature", 1.0),
+        temperature=1.0,
         max_tokens=max(work["max_new_tokens"]),
         stop_token_ids=work["eos_token_ids"],
         ignore_eos=True,
