@@ -17,6 +17,8 @@ demo: $(VENV)/.core
 	$(BIN)/burnish demo
 
 test: $(VENV)/.dev
+	@# Once, and not again in each of the hundreds of processes that tests start, where Python may not write what it compiles.
+	$(BIN)/python -m compileall -q burnish
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.dev
