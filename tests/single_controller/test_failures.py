@@ -64,6 +64,7 @@ def test_a_killed_worker_is_named_and_its_peer_does_not_hang(start):
     wait_until_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_stage_that_takes_too_long_names_who_did_not_answer(start):
     group = start(2, stage_timeout=1.5)
     pids = group.pid()
