@@ -183,10 +183,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             f"gradients are of {TASKS[args.task]['samples']} samples a prompt, and --samples is {args.samples}; "
             f"give more, or --gradient-prompts 0."
         )
+    if args.show is not None:
+        if not args.show.exists():
+            parser.error(f"there is no {args.show} to show.")
+        return args
+    if not Path(TASKS[args.task]["train"]).exists():
+        parser.error(
+            f"{TASKS[args.task]['train']} is not there; `python -m examples.reasoning.data` makes the rows of its tasks."
+        )
     args.model = args.model or [TASKS[args.task]["model"]]
     args.dtypes = args.dtypes or (["bfloat16", "float32"] if on_gpu else ["float32"])
-    if args.show is not None:
-        return args
     args.logs = args.logs or Path(tempfile.mkdtemp(prefix="burnish-fidelity-"))
     args.logs.mkdir(parents=True, exist_ok=True)
     return args

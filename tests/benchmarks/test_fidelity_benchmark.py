@@ -109,6 +109,17 @@ def test_fewer_samples_than_the_gradient_is_of_are_refused(capsys):
     assert "gradients are of 8 samples a prompt, and --samples is 4" in capsys.readouterr().err
 
 
+def test_what_is_not_there_is_said_before_anything_is_loaded(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(TASKS, "smollm2", TASKS["smollm2"] | {"train": str(tmp_path / "train.jsonl")})
+    for words, said in (
+        (["--task", "smollm2"], "`python -m examples.reasoning.data` makes the rows"),
+        (["--show", str(tmp_path / "none.json")], f"there is no {tmp_path / 'none.json'} to show."),
+    ):
+        with pytest.raises(SystemExit):
+            fidelity.parse(words)
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("smollm2", "smollm2"), ("runs/mine/global_step_20/actor", "after step 20"), ("models/mine", "mine")],
