@@ -19,6 +19,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,12 @@ def measure_gradients(
         for response in responses[prompt * questions.samples :][:samples]
     ]
     weights = gradients.advantages(scores[:few, :samples])
-    asked = Questions(
-        **{**vars(questions), "rows": questions.rows[:few], "prompts": questions.prompts[:few], "samples": samples}
-    )
+    asked = replace(questions, rows=questions.rows[:few], prompts=questions.prompts[:few], samples=samples)
     device = args.device
     exact = gradients.plain(model, "float32", device)(asked, kept, weights)
     sides = {
-        "burnish float32": gradients.ours(model, device, actor__fsdp_config__dtype="float32"),
-        "burnish bfloat16": gradients.ours(model, device, actor__fsdp_config__dtype="bfloat16"),
+        "burnish float32": gradients.ours(model, "float32", device),
+        "burnish bfloat16": gradients.ours(model, "bfloat16", device),
         "transformers, bfloat16 by autocast": gradients.plain(model, "bfloat16", device, autocast=True),
         "transformers, weights in bfloat16": gradients.plain(model, "bfloat16", device),
     }

@@ -58,12 +58,8 @@ def plain(
     return gradient
 
 
-def ours(model: str, device: str, **settings: Any) -> Callable[[Questions, Responses, Tensor], Gradient]:
-    """burnish's engine and loss, as the actor calls them.
-
-    Args:
-        settings: configuration below ``actor_rollout_ref``, dots as two underscores.
-    """
+def ours(model: str, dtype: str, device: str) -> Callable[[Questions, Responses, Tensor], Gradient]:
+    """burnish's engine and loss, as the actor calls them."""
 
     def gradient(questions: Questions, responses: Responses, weights: Tensor) -> Gradient:
         config = load_config(
@@ -76,7 +72,7 @@ def ours(model: str, device: str, **settings: Any) -> Callable[[Questions, Respo
                     "data.val_files": None,
                     "trainer.device": device,
                     "trainer.n_gpus_per_node": 1,
-                    **{f"actor_rollout_ref.{key.replace('__', '.')}": value for key, value in settings.items()},
+                    "actor_rollout_ref.actor.fsdp_config.dtype": dtype,
                 },
             ],
             train_rows_given=True,

@@ -1,6 +1,7 @@
 """The benchmark of fidelity finds what it looks for: a sampler that is not the model's, a gradient that is not the loss's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,11 @@ def test_the_share_of_right_answers_and_its_error():
 
 
 def test_burnishs_gradient_is_autograds_and_another_one_is_not(questions, drawn):
-    few = Questions(**{**vars(questions), "rows": questions.rows[:8], "prompts": questions.prompts[:8], "samples": 8})
+    few = replace(questions, rows=questions.rows[:8], prompts=questions.prompts[:8], samples=8)
     kept = [drawn[prompt * 32 + sample] for prompt in range(8) for sample in range(8)]
     weights = gradients.advantages(few.scores(TINY["model"], kept))
     exact = gradients.plain(TINY["model"], "float32", "cpu")(few, kept, weights)
-    own = gradients.ours(TINY["model"], "cpu", actor__fsdp_config__dtype="float32")
+    own = gradients.ours(TINY["model"], "float32", "cpu")
     found = gradients.compare(own(few, kept, weights), exact)
     assert found["cosine"] == pytest.approx(1, abs=1e-6)
     assert found["length"] == pytest.approx(1, abs=1e-5)
